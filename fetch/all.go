@@ -279,7 +279,7 @@ func (p *part) ask() (ok bool, err error) {
 	}
 	for i, d := range p.demands {
 		d.c.reopen(d.kind, d.Key, &replies[i])
-		d.answer = answer{reply: replies[i], info: d.c.learn(d.Key, d.N, d.Leave, &replies[i], asked)}
+		d.answer = answer{reply: replies[i], info: d.c.remember(d.Key, d.N, d.Leave, &replies[i], asked)}
 	}
 	return ok, nil
 }

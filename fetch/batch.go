@@ -490,7 +490,7 @@ func (t *trip) free() {
 // applyTakes remembers the reply to the takes of a group. Of its denials it remembers that of the smallest take.
 func (c *Client) applyTakes(g *group, reply *lua.TakesReply, asked time.Time) *info {
 	if g.byFlow {
-		return c.learnFlows(g, reply, asked)
+		return c.rememberFlows(g, reply, asked)
 	}
 	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
 	denied := policy.Run{}
@@ -502,5 +502,5 @@ func (c *Client) applyTakes(g *group, reply *lua.TakesReply, asked time.Time) *i
 			denied = run
 		}
 	}
-	return c.learn(g.key, denied.N, denied.Leave, &one, asked)
+	return c.remember(g.key, denied.N, denied.Leave, &one, asked)
 }

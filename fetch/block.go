@@ -274,7 +274,7 @@ func (b *block) moreToTake(n int64) {
 // show makes a reply visible to takers.
 func (b *block) show(reply lua.LeaseReply) {
 	c, now := b.ls.c, time.Now()
-	i := c.learn(b.key, 0, policy.Leave{}, &lua.TakeReply{
+	i := c.remember(b.key, 0, policy.Leave{}, &lua.TakeReply{
 		OK: true, Remaining: reply.Remaining, Terms: reply.Terms,
 		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
 	}, now)

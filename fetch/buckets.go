@@ -215,10 +215,10 @@ func (bs *buckets) wait(key string) *lines {
 	return ls
 }
 
-// learn remembers what the reply to a call that began at asked tells of a bucket: its policy, nil if it has none, and
-// a denial of a take of n. What is known of a schedule stays while the policy is the same. The denial is dropped if the
-// bucket got more tokens since the call began: it may be older than they are.
-func (c *Client) learn(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
+// remember records the reply to a call that began at asked: the bucket's policy, nil if it has none, and a denial of a
+// take of n. A known schedule stays while the policy is the same. The denial is dropped if the bucket got more tokens
+// since the call began: it may be older than they are.
+func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	s := c.buckets.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -59,11 +59,11 @@ func (t *task) asksByFlow(flow string) bool {
 	return t.kind == (configured{}) && (t.info.divided() || t.info.terms == nil && flow != "")
 }
 
-// learnFlows remembers what the reply to takes of a divided bucket tells of its policy, and for each flow whether its
-// takes were denied.
-func (c *Client) learnFlows(g *group, reply *lua.TakesReply, asked time.Time) *info {
+// rememberFlows records the reply to takes of a divided bucket: its policy, and for each flow whether its takes were
+// denied.
+func (c *Client) rememberFlows(g *group, reply *lua.TakesReply, asked time.Time) *info {
 	one := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
-	i := c.learn(g.key, 0, policy.Leave{}, &one, asked)
+	i := c.remember(g.key, 0, policy.Leave{}, &one, asked)
 	if reply.OK {
 		return i
 	}

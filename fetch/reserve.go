@@ -100,7 +100,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		}
 		c.reopen(kind, key, &reply.TakeReply)
 		until = reply.Until
-		info := c.learn(key, n, call.Leave, &reply.TakeReply, asked)
+		info := c.remember(key, n, call.Leave, &reply.TakeReply, asked)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
 	})
 	result, err := t.toResult(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})

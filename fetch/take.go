@@ -211,6 +211,6 @@ func (t *task) askOnce(run policy.Run) *answer {
 			return nil, err
 		}
 		c.reopen(kind, key, &reply)
-		return t.answer(answer{reply: reply, info: c.learn(key, run.N, run.Leave, &reply, asked)}), nil
+		return t.answer(answer{reply: reply, info: c.remember(key, run.N, run.Leave, &reply, asked)}), nil
 	})
 }

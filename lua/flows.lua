@@ -30,9 +30,9 @@ local reply = {}
 local at = 0 -- the last argument read
 local written = false
 local finish
-local SOON = 20 -- the part of an interval after which an overdue plan is looked for again
+local SOON = 20 -- the part of an interval after which an overdue plan is asked for again
 
--- complete makes the functions for a bucket that denies a take or tells its policy; most calls do without.
+-- complete returns the functions for a bucket that denies a take or whose policy is wanted. Most calls do without them.
 local function complete()
   local match = string.match
 --#include shared/redis
@@ -42,7 +42,7 @@ local function complete()
 --#include shared/leave
 --#include shared/unwritten
 
-  -- malformed says that key k of a bucket holds something else. Another error ends the script.
+  -- malformed replies that key k of a bucket holds something else. Another error ends the script.
   local function malformed(k, err)
     if err then wrong_type(err) end
     reply[#reply + 1] = 3
@@ -68,13 +68,13 @@ local function complete()
     return above >= 0 and above < within and above or within
   end
 
-  -- answer says what became of the runs of a bucket, of which some are wanting, or whose policy is to be told.
+  -- answer adds the reply for a bucket whose takes were not all made, or whose policy is wanted.
   local function answer(divided, s, p, ctl, use, left, runs)
     local now, r = now_us(), #reply
     for k, v in ipairs({1, now, left, s.era or 0, s.index or 0, s.last or 0, 0}) do reply[r + k] = v end
     r = r + 7
     local numbers = r
-    for word in string.gmatch(told(s, p), '%d+') do
+    for word in string.gmatch(policy_text(s, p), '%d+') do
       r = r + 1
       reply[r] = word + 0
     end
@@ -109,7 +109,7 @@ local function all_made(first, last)
 end
 
 local function takes(key, ctl, flows, use)
-  local tell, in_line = ARGV[at + 1] == '1', ARGV[at + 2] == '1'
+  local with_policy, in_line = ARGV[at + 1] == '1', ARGV[at + 2] == '1'
   local first = at + 4
   at = at + 3 + ARGV[at + 3]
   local divided, err = read_division(flows, first, at)
@@ -118,7 +118,7 @@ local function takes(key, ctl, flows, use)
   local text = pcall('GET', key)
   local before = type(text) == 'string' and find(text, '^%-?%d+$') and text + 0 or 0
   local s, p = {}, nil
-  if not text or before == 0 and text ~= '0' or before >= 2 ^ 53 or divided == false or tell then
+  if not text or before == 0 and text ~= '0' or before >= 2 ^ 53 or divided == false or with_policy then
     finish = finish or complete()
     if type(text) == 'table' or text and (before == 0 and text ~= '0' or before >= 2 ^ 53) then
       return finish.malformed(1, text.err and text)
@@ -155,7 +155,7 @@ local function takes(key, ctl, flows, use)
       made = min(count, floor(max(0, left - leave) / each))
     end
     left = left - made * each
-    if made < count or tell then
+    if made < count or with_policy then
       runs = runs or all_made(count_at + 1, r - 6)
     end
     if runs then

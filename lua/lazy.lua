@@ -1,4 +1,4 @@
--- lazy: takes from, looks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of
+-- lazy: takes from, peeks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of
 -- limit/lazy.
 --
 -- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in shared/ahead; a full bucket is no key

@@ -1,4 +1,4 @@
--- lease: a consumer's block of tokens. One call tells what became of the block and asks for more.
+-- lease: a consumer's block of tokens. One call reports how the block was used and asks for more.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 -- ARGV  1 id
@@ -48,7 +48,9 @@ if r and r.era ~= s.era then
   finish(before)
   return {4, now}
 end
-if r and seq == r.seq then return unwritten(KEYS[3], {1, now, before, r.granted, r.clamped, s.era, told(s, p)}) end
+if r and seq == r.seq then
+  return unwritten(KEYS[3], {1, now, before, r.granted, r.clamped, s.era, policy_text(s, p)})
+end
 if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
@@ -62,4 +64,4 @@ elseif r then
 end
 tokens = finish(tokens)
 outlive(ends, now)
-return {1, now, tokens, granted, clamped, s.era, told(s, p)}
+return {1, now, tokens, granted, clamped, s.era, policy_text(s, p)}

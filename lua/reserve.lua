@@ -31,7 +31,7 @@ if r then
   if r.kind ~= RESERVATION or r.n ~= n or r.ends <= now or r.era ~= s.era then
     return unwritten(KEYS[3], {5})
   end
-  return unwritten(KEYS[3], {1, before, r.ends, now, s.era, told(s, p)})
+  return unwritten(KEYS[3], {1, before, r.ends, now, s.era, policy_text(s, p)})
 end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
@@ -55,4 +55,4 @@ elseif s.due == 0 or ends < s.due then
 end
 put(s, p, KEYS[3])
 outlive(ends, now)
-return {1, tokens - n, ends, now, s.era, told(s, p)}
+return {1, tokens - n, ends, now, s.era, policy_text(s, p)}

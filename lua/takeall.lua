@@ -38,7 +38,7 @@ if first then
   for fits, left, era in string.gmatch(got, ' ([01]) (%-?%d+) (%d+)') do
     local s = {}
     b = b + 1
-    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, told(s, open(s, KEYS[2 * b]))}) do
+    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, policy_text(s, open(s, KEYS[2 * b]))}) do
       reply[#reply + 1] = v
     end
   end
@@ -64,7 +64,7 @@ for b, bucket in ipairs(buckets) do
   local s, values = bucket.s, nil
   if bucket.fits then
     if fit then bucket.tokens = call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]) end
-    values = {1, bucket.tokens, 0, s.era, s.index, s.last, now, told(s, bucket.p)}
+    values = {1, bucket.tokens, 0, s.era, s.index, s.last, now, policy_text(s, bucket.p)}
   else
     values = {0, denial(KEYS[2 * b], s, bucket.p, now, bucket.tokens, bucket.n, bucket.n, bucket.keep)}
   end

@@ -29,7 +29,7 @@ if first then
   local same, taken, left, era = match(first, ONCE)
   if not same and not match(first, ALL) then return {3, 3} end
   if same ~= asked then return {5} end
-  return unwritten(KEYS[2], {1, left + 0, taken + 0, era + 0, 1, told(s, p)})
+  return unwritten(KEYS[2], {1, left + 0, taken + 0, era + 0, 1, policy_text(s, p)})
 end
 if p == false then return {3, 2} end
 local tokens = get_integer(KEYS[1])
@@ -44,4 +44,4 @@ if take < 1 or tokens - keep < take then
 end
 local left, era = call('DECRBY', KEYS[1], format('%d', take)), p and s.era or 0
 call('SET', KEYS[3], asked .. format(' %d %d %d', take, left, era), 'PX', ARGV[4])
-return {1, left, take, era, 0, told(s, p)}
+return {1, left, take, era, 0, policy_text(s, p)}

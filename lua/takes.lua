@@ -177,7 +177,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local numbers = #reply + 1
   say(0)
   if p and (wanting or with_policy) then
-    for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
+    for word in string.gmatch(policy_text(s, p), '%d+') do say(word + 0) end
     reply[numbers] = #reply - numbers
   end
   local denied = 0

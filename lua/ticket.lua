@@ -1,4 +1,4 @@
--- ticket: where pools' buckets stand, for the report on which the next grants are founded. Writes nothing.
+-- ticket: the state of pools' buckets, for the report from which the next grants are computed. Writes nothing.
 --
 -- KEYS  K of each of n buckets, then {K}:ctl of each
 -- ARGV  none

@@ -309,9 +309,10 @@ local function switch(s, p, q, tokens, index, now)
 end
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
--- told returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its grant_era is 0.
+-- policy_text returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its
+-- grant_era is 0.
 -- Only a pool's bucket has a grant.
-local function told(s, p)
+local function policy_text(s, p)
   if not p then return '' end
   if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then
     return (string.gsub(p.text, '%d+$', '0'))
@@ -366,7 +367,7 @@ end
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
-  return tokens, wait_us(s, p, tokens, each + leave, now), s.era, s.index, s.last, now, told(s, p)
+  return tokens, wait_us(s, p, tokens, each + leave, now), s.era, s.index, s.last, now, policy_text(s, p)
 end
 -- Shared by the scripts that take.
 --
@@ -580,7 +581,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local numbers = #reply + 1
   say(0)
   if p and (wanting or with_policy) then
-    for word in string.gmatch(told(s, p), '%d+') do say(word + 0) end
+    for word in string.gmatch(policy_text(s, p), '%d+') do say(word + 0) end
     reply[numbers] = #reply - numbers
   end
   local denied = 0

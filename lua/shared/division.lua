@@ -22,7 +22,7 @@ local UP_TO_OF_FLOOR = 10
 -- read; 1 is no team.
 local fields, names -- what was read, and the place before the first field in ARGV
 local clock, span, price, reserve
-local used, prices -- of the rights that were looked at, by the place of the flow or team
+local used, prices -- of the rights that were read, by the place of the flow or team
 local uncounted
 local spent -- a right was
 
