@@ -75,6 +75,11 @@ type group struct {
 	narrow   bool // in a call of its own, with only the keys that exist with the bucket
 	done     bool
 
+	// Of a budget.
+	schedule string // the instants that apply now, if the template's didn't; empty at first
+	swept    bool   // what has run out was ended
+	tries    int    // how often it was asked with a schedule
+
 	// Of a lazy bucket that is asked narrowly.
 	override *redis.StringCmd // its override, which is read first
 	own      *policy.Terms    // that, or the template's policy; nil if the override can't be read

@@ -3,6 +3,7 @@ package fetch
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -183,8 +184,9 @@ func (t *trip) place() {
 		}
 		words := g.kind.takes(g)
 		isolated := g.isolated || g.narrow || words.Lazy != nil
-		byFlow := g.byFlow && !g.narrow // the keys of the plan may be missing where the slot moves
-		at := place{g.slot, g.part, g.whole, byFlow}
+		byFlow := g.byFlow && !g.narrow                  // the keys of the plan may be missing where the slot moves
+		words.Whole = g.whole || asBudget(g.kind) != nil // the tokens alone don't show what a budget is owed
+		at := place{g.slot, g.part, words.Whole, byFlow}
 		call := t.places[at]
 		if call == nil || isolated || len(call.groups) == mostBuckets {
 			call = t.call()
@@ -200,7 +202,7 @@ func (t *trip) place() {
 		words.Runs = g.runs
 		words.InLine = g.inLine
 		words.Hold = g.hold
-		words.Whole, words.Terms = g.whole, g.whole
+		words.Terms = g.whole
 		call.groups, call.words = append(call.groups, g), append(call.words, words)
 	}
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
@@ -265,6 +267,10 @@ func (t *trip) read(call *scriptCall) {
 			t.answer(g, lua.TakesReply{Err: err})
 		case replies[i].Missed:
 			g.whole = true
+		case replies[i].Schedule != "":
+			t.reschedule(g, replies[i].Schedule)
+		case replies[i].Ended:
+			t.sweep(g)
 		case !call.byFlow && call.words[i].Existing && errors.Is(replies[i].Err, lua.ErrUnknownBucket):
 			t.create(g)
 		default:
@@ -285,6 +291,27 @@ func (t *trip) narrow(call *scriptCall) bool {
 	}
 	t.c.nodes.moving(first.slot).claim(movingFor, time.Now())
 	return len(call.groups) > 1 || first.kind != (configured{}) || call.byFlow
+}
+
+// mostSchedules is how often a budget is asked with another schedule, each of the time of the last reply.
+const mostSchedules = 4
+
+// reschedule has a budget asked again with the schedule that a reply requires.
+func (t *trip) reschedule(g *group, schedule string) {
+	g.schedule = schedule
+	g.tries++
+	if g.tries > mostSchedules {
+		t.answer(g, lua.TakesReply{Err: fmt.Errorf("%w: the server's clock changes too fast for the schedule of bucket %q",
+			lua.ErrBadReply, g.key)})
+	}
+}
+
+// sweep ends what has run out in a budget that has too few tokens, and has it asked again.
+func (t *trip) sweep(g *group) {
+	g.swept = true
+	if err := lua.SweepOne(t.ctx, t.rdb, g.key, lua.SweepAtOnce); err != nil {
+		t.answer(g, lua.TakesReply{Err: err})
+	}
 }
 
 // resolve applies the overrides of lazy buckets that were read. A bucket whose override can't be read is asked as it is

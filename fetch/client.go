@@ -51,6 +51,9 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 			return nil, err
 		}
 	}
+	if err := cfg.versioned(); err != nil {
+		return nil, err
+	}
 	cfg.given = 0 // takes without a request id have no use for WithRequestMemory
 	c := &Client{config: cfg, buckets: newBuckets(cfg.cacheSize), jitter: rand.Float64, consumers: newConsumers()}
 	c.life.quit = make(chan struct{})

@@ -203,9 +203,19 @@ func wait(d time.Duration) time.Duration {
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
 // askSchedule asks for the instants of a stepped bucket, about once a step. Without a reply they stay unknown, and the
-// take does without them.
-func (c *Client) askSchedule(t *task) *info {
+// take does without them. Those of a budget are its template's; at is the time of its server in the last reply, 0 if
+// that has none.
+func (c *Client) askSchedule(t *task, at int64) *info {
 	steps := &schedule{asked: time.Now()}
+	if r := asBudget(t.kind); r != nil {
+		if at == 0 {
+			at = steps.asked.UnixMicro()
+		}
+		step, next := r.template.Period()
+		steps.next = steps.asked.Add(micros(next - at))
+		steps.step = micros(next - step)
+		return c.buckets.update(t.key, func(i *info) { i.steps = steps })
+	}
 	t.brief = true
 	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, t.key) })
 	if err == nil && reply.Terms != nil && reply.Next > reply.Step {

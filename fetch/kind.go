@@ -56,7 +56,8 @@ func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekR
 	return p, err
 }
 
-// refilled is a bucket of a template that refillers keep while it isn't full. Its first take creates it.
+// refilled is a bucket of a template that refillers keep while it isn't full, or a budget, which takes credit. Its
+// first take creates it.
 type refilled struct {
 	rule      *policy.CompiledTemplate
 	template  *lua.Template
@@ -65,7 +66,16 @@ type refilled struct {
 
 func (r *refilled) takes(g *group) lua.Takes {
 	existing := g.narrow || r.crossSlot && r.rule.MaxKeys > 0
-	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create}
+	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create,
+		Schedule: g.schedule, Swept: g.swept}
+}
+
+// asBudget returns k if it is that of budgets; nil otherwise.
+func asBudget(k kind) *refilled {
+	if r, ok := k.(*refilled); ok && r.rule.Terms.Budget() {
+		return r
+	}
+	return nil
 }
 
 func (r *refilled) outdated(i *info) bool { return r.replaces(i.terms) }
@@ -100,8 +110,8 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 		return p, err
 	}
 	if p.Terms != nil {
-		if r.replaces(p.Terms) {
-			found(&p, &r.rule.Terms)
+		if r.replaces(p.Terms) || p.Terms.Budget() {
+			r.found(&p, &r.rule.Terms)
 		}
 		return p, nil
 	}
@@ -112,14 +122,14 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	if missing {
 		return lua.PeekReply{Tokens: terms.Capacity, Terms: terms}, err
 	}
-	found(&p, terms)
+	r.found(&p, terms)
 	return p, err
 }
 
 // found changes a reply as the next take changes the bucket before it takes. The take settles a bucket whose policy it
 // replaces by these terms, which are those of the template in the version that the Client knows. It creates or adopts a
 // bucket without state.
-func found(p *lua.PeekReply, terms *policy.Terms) {
+func (r *refilled) found(p *lua.PeekReply, terms *policy.Terms) {
 	index := p.Version.Index + p.Moved
 	b := policy.Bucket{Tokens: &p.Tokens, Index: &index}
 	if p.Lost {
@@ -129,12 +139,25 @@ func found(p *lua.PeekReply, terms *policy.Terms) {
 		b.Control = &policy.Control{Terms: *p.Terms, Era: p.Version.Era, Index: p.Version.Index, Last: p.Last,
 			Carry: p.Carry, Step: p.Step, Next: p.Next, Outstanding: p.Outstanding, Due: p.Due, Debt: p.Debt}
 	}
-	b.Refill(policy.Call{Version: p.Version, Terms: terms, Create: policy.CreateInitial}, max(p.Now, p.Last))
+	now := max(p.Now, p.Last)
+	steps := r.rule.Policy.Steps
+	call := policy.Call{Version: p.Version, Terms: terms, Create: policy.CreateInitial}
+	if steps != nil {
+		_, call.Next = policy.Due(steps, now, now, 1)
+	}
+	if p.Terms == nil || !p.Terms.Budget() || steps == nil {
+		b.Refill(call, now)
+	}
+	if steps != nil {
+		b.CatchUp(steps, terms, now)
+	}
 	s := b.Control
 	p.Tokens = *b.Tokens
 	p.Terms = &s.Terms
 	p.Last = s.Last
 	p.Carry = s.Carry
+	p.Step = s.Step
+	p.Next = s.Next
 	p.Outstanding = s.Outstanding
 	p.Due = s.Due
 	p.Debt = s.Debt

@@ -77,8 +77,10 @@ type config struct {
 	hooks       []Hook
 	unknown     policy.Degraded   // of buckets that were never seen
 	templates   *policy.Templates // those given; nil: none
-	published   bool              // those that refillers publish count
-	leases      leaseRules
+	// templatesVersion is that of the templates.
+	templatesVersion int64
+	published        bool // those that refillers publish count
+	leases           leaseRules
 }
 
 // callConfig is what the options of a call say.
@@ -368,12 +370,13 @@ func WithUnknownDegraded(mode policy.Degraded) Option {
 }
 
 // WithTemplates makes every key that a template matches a bucket of the template's policy: for programs that need no
-// refiller. The templates' Enforce is policy.EnforceLazy: their buckets are credited when they are asked, exactly, and
-// a full one is no key in Redis. Of two templates that match a key the more specific one counts; templates between
-// which that would be a guess are refused.
+// refiller. A template's Enforce is policy.EnforceLazy, or it has a schedule, so that its buckets are budgets: takes
+// credit them, exactly. A full lazy bucket is no key in Redis. Of two templates that match a key the more specific one
+// counts; templates between which that would be a guess are refused.
 //
-// The Client then doesn't read the templates that refillers publish. All programs that share the keys should have
-// the same templates. Reserve, and takes with a request id, are ErrLazyBucket.
+// The Client then reads no templates that refillers publish. All programs that share the keys should have the same
+// templates. Reserve, and takes with a request id, of lazy buckets are ErrLazyBucket. When you change the policy of
+// budgets, use WithTemplatesVersion.
 func WithTemplates(list ...policy.Template) Option {
 	return clientOption(func(c *config) error {
 		set, err := policy.NewTemplates(0, list, nil)
@@ -381,12 +384,39 @@ func WithTemplates(list ...policy.Template) Option {
 			return fmt.Errorf("%w: %w", ErrInvalidOption, err)
 		}
 		for _, t := range set.All() {
-			if t.Enforce != policy.EnforceLazy {
-				return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s",
+			if t.Refilled() {
+				return fmt.Errorf("%w: template %q: enforce is %s; without a refiller it must be %s, or have a schedule",
 					ErrInvalidOption, t.Prefix, t.Enforce, policy.EnforceLazy)
 			}
 		}
 		c.templates = set
 		return nil
 	})
+}
+
+// WithTemplatesVersion is the version of the templates that WithTemplates gives, 0 by default. Raise it with every
+// change of them: a higher version replaces the policy of a budget, never the reverse. It is from 0 to 2^52-1.
+func WithTemplatesVersion(version int64) Option {
+	return clientOption(func(c *config) error {
+		if version < 0 || version >= policy.OwnEpoch {
+			return fmt.Errorf("%w: version %d of templates; want 0 to %d", ErrInvalidOption, version,
+				int64(policy.OwnEpoch-1))
+		}
+		c.templatesVersion = version
+		return nil
+	})
+}
+
+// versioned gives the templates their version.
+func (c *config) versioned() error {
+	if c.templates == nil || c.templatesVersion == 0 {
+		return nil
+	}
+	var list []policy.Template
+	for _, t := range c.templates.All() {
+		list = append(list, t.Template)
+	}
+	set, err := policy.NewTemplates(c.templatesVersion, list, nil)
+	c.templates = set
+	return err
 }

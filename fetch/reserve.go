@@ -40,8 +40,8 @@ type Settlement struct {
 
 // Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
 // Reservation with what was used. If it is never settled, as after a crash, its tokens go back when ttl,
-// policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation. The options are WithTimeout,
-// WithLeave, WithLeavePercent, WithReservationID and WithOverrun.
+// policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation; in a budget also before a take
+// is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithReservationID and WithOverrun.
 //
 // A denial is a Reservation whose OK is false, and a nil error. A reservation by a degraded mode (SourceFallback) or of
 // what a bucket in shadow mode lacks (Shadow) is in no bucket: its Settle makes no call.
@@ -157,6 +157,11 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	}
 	t := c.begin(budgetOf(ctx, cfg), key)
 	reply, err := attempt(t, true, func() (lua.SettleReply, error) {
+		if asBudget(t.kind) != nil { // what was used beyond the reservation is charged to the present period
+			if err := t.kind.open(t, 0); err != nil {
+				return lua.SettleReply{}, err
+			}
+		}
 		reply, err := lua.Settle(t.ctx, t, key, id, used)
 		if l, ok := t.kind.(*lazy); ok && errors.Is(err, lua.ErrUnknownBucket) {
 			err = l.open(t, 0)

@@ -160,7 +160,7 @@ func (t *task) result(a *answer) Result {
 	if a.source.Kind != SourceFallback && a.info.stepped() {
 		now = time.Now()
 		if a.info.lacksSchedule(now) {
-			shown.info = t.c.askSchedule(t)
+			shown.info = t.c.askSchedule(t, a.reply.Now)
 			now = time.Now()
 		}
 	}

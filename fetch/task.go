@@ -279,7 +279,7 @@ func (t *task) askRun(run policy.Run) *answer {
 // no active set at all. If this fails, or the Client is closed, the bucket's next take that is denied or asks for the
 // policy opens it.
 func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
-	if reply.Terms == nil || !reply.Terms.Template {
+	if reply.Terms == nil || !reply.Terms.Template || asBudget(k) != nil { // no refill follows a take of a budget
 		return
 	}
 	full := reply.Taken > 0 && reply.Taken+reply.Remaining >= reply.Terms.Capacity

@@ -51,6 +51,8 @@ const (
 	codeReused    = 5
 	codeNotHeld   = 6
 	codeTooMany   = 9
+	codeSchedule  = 10
+	codeEnded     = 11
 )
 
 // reply reads a script's list one value after the other; the first mismatch

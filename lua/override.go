@@ -73,7 +73,7 @@ type OverrideReply struct {
 	Exists bool          // there is a bucket, which isn't both lazy and full
 	Tokens int64         // that it holds under its new policy
 
-	Till int64 // of a refilled template's: when it expires, in s, to be passed to Template.Enter; 0 otherwise
+	Till int64 // of a bucket that isn't lazy: when it expires, in s, to be passed to Template.Enter; or 0
 }
 
 // SetOverride gives a key of a template a policy of its own, under the fence that

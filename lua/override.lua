@@ -38,7 +38,7 @@ local before = own and policy(own)
 local now, s = now_us(), {}
 local p = open(s, KEYS[3])
 if p == false then return {3, 3} end
-if given ~= '' and p and p.kind ~= TEMPLATE then return {5} end
+if given ~= '' and p and not p.expires then return {5} end
 local index, tokens = get_integer(KEYS[2]), get_integer(KEYS[1])
 if p and index == false then return {3, 2} end
 if p and tokens == false then return {3, 1} end
@@ -81,7 +81,7 @@ if p and q and not (given == '' and p.version ~= OWN) then
   call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
   put(s, q, KEYS[3], q.text)
   record_lowered(KEYS[3], p, q, now)
-  till = arm(KEYS, q, now, 1, 0)
+  till = arm(KEYS, q.life_s, now, 1, 0)
   kind = 1
   left = tokens
 end

@@ -158,11 +158,11 @@ local function complete()
     if how == 'differs' then s.differs = 1 end
 
     -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
-    local scheduled = p.kind == STEPPED and q and q.per == p.per
+    local scheduled = p.stepped and q and q.per == p.per
     local step = scheduled and mine[2] or 0
     local following = scheduled and mine[3] or 0
     local period = 0
-    if p.kind == STEPPED then
+    if p.stepped then
       period = s.next > s.step and s.next - s.step or max(0, following - (step > 0 and step or s.step))
     end
 
@@ -188,7 +188,7 @@ local function complete()
 
     local stale = seen_era < s.era or seen_index < s.index
     if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
-    s.step_due = p.kind == STEPPED and s.step < step and step <= now
+    s.step_due = p.stepped and s.step < step and step <= now
     s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
       or s.after == p and not s.step_due and now - s.last < p.half and 4
     if s.status then return end
@@ -218,14 +218,14 @@ local function complete()
     local clamped = 0
     if s.credits then
       tokens, added, clamped, s.carry, s.debt =
-        credit(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due)
+        credit(s.p, tokens, room(s, s.p), now, s.last, s.carry, s.era, s.debt, s.step_due and 1 or 0)
     end
     if s.writes then
       local keys = {KEYS[i], KEYS[n + i], KEYS[2 * n + i]}
       s.last = max(s.last, now)
       if after ~= s.p then
         tokens, s.carry = carried(s.p, after, tokens, s.carry)
-        if after.kind == STEPPED and after.per ~= s.p.per then -- its schedule begins now
+        if after.stepped and after.per ~= s.p.per then -- its schedule begins now
           s.step, s.next = max(s.step, now), (unlike[i] or as_others)[3]
         end
         presume(s, s.p, after, tokens)
@@ -236,7 +236,7 @@ local function complete()
       if tokens ~= s.was then call('INCRBY', keys[1], format('%d', tokens - (s.was or 0))) end
       put(s, after, keys[3], (s.new or after ~= s.p) and after.text)
       record_lowered(keys[3], not s.adopted and s.p, after, now)
-      if after.kind ~= TEMPLATE and (s.new or s.p.kind == TEMPLATE) then
+      if not after.expires and (s.new or s.p.expires) then
         disarm(keys)
       elseif not s.was or s.stored == 0 then
         rejoin(keys)
@@ -248,7 +248,7 @@ local function complete()
     local f = after or NONE
     local flags = s.differs + (is_idle and 2 or 0) + (switched and 4 or 0)
     for k, v in ipairs({-s.status, tokens, added, clamped, s.elapsed, flags, s.era, s.index, s.last, s.carry, f.kind,
-      f.version, f.pools_version, f.epoch, f.seq, f.kind == STEPPED and s.step or 0, s.bad, s.out, s.due, s.debt}) do
+      f.version, f.pools_version, f.epoch, f.seq, f.stepped and s.step or 0, s.bad, s.out, s.due, s.debt}) do
       reply[r + k] = v
     end
     r = r + 20
@@ -257,7 +257,7 @@ local function complete()
 
   -- renew gives a template's bucket a new expiry if less than half its life is left.
   local function renew(i, p)
-    local till, new = arm({KEYS[i], KEYS[n + i], KEYS[2 * n + i]}, p, now, 0.5, 0)
+    local till, new = arm({KEYS[i], KEYS[n + i], KEYS[2 * n + i]}, p.life_s, now, 0.5, 0)
     if shard then outlast(shard, till) end
     if new and alive_set then record_alive(alive_set, KEYS[i], till, true) end
   end

@@ -231,6 +231,12 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 	return results
 }
 
+// SweepOne ends reservations and leases of one bucket whose time is over, at most as many as most.
+func SweepOne(ctx context.Context, c Client, key string, most int) error {
+	_, _, err := sweepScript.ask(ctx, c, outstandingKeys(key), []any{most}, codeDone)
+	return err
+}
+
 // askHeld is ask for the scripts of reservations and leases, whose first argument is the id.
 func (s *script) askHeld(ctx context.Context, c Client, key, id string, args []any, want ...int64) (*reply, int64,
 	error) {

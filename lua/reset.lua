@@ -29,7 +29,7 @@ s.index = max(index or 0, s.index) + 1
 s.last = max(s.last, now)
 s.carry = 0
 s.debt = 0
-if p.kind == STEPPED then
+if p.stepped then
   s.step = max(s.step, now)
   if s.next <= now then s.next = 0 end
 end

@@ -42,6 +42,12 @@ type Takes struct {
 	// Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
 	Hold time.Duration
 
+	// Template, of budgets: what is sent of its schedule for this bucket, as a reply's Schedule; empty for what the
+	// template remembers
+	Schedule string
+	// Template, of budgets: what has run out in the bucket was just swept
+	Swept bool
+
 	// Lazy is the policy of a lazy template whose bucket this is. Its takes are a call of their own, and never Missed.
 	Lazy *policy.Terms
 	// Resolved reports that Lazy is the policy of the bucket itself: its override was read just before, and Lazy is that,
@@ -61,6 +67,10 @@ type TakesReply struct {
 	Missed    bool  // nothing was taken or written: ask Whole
 	OK        bool  // all takes were made
 	Remaining int64 // after the last
+	// Of a budget: nothing was taken. Schedule is not empty if the bucket is to be asked again with it. Ended reports that
+	// the bucket is to be swept, and asked again, Swept.
+	Schedule string
+	Ended    bool
 	// Of a Whole call.
 	Runs []RunReply // in the order of the call; nil if OK
 	// if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
@@ -217,7 +227,7 @@ func (t *TakesCall) writeWhole() error {
 	t.words[firstKey-1] = len(t.words) - firstKey
 	t.words = append(t.words, len(t.templates))
 	for _, template := range t.templates {
-		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.crossSlot))
+		t.words = append(t.words, template.terms, template.maxKeys, flag(!template.crossSlot), template.schedule())
 	}
 	for i := range t.takes {
 		b := &t.takes[i]
@@ -241,8 +251,11 @@ func (t *TakesCall) writeKeys(b *Takes) {
 	if !b.Existing {
 		t.words = append(t.words, OverrideKey(b.Key))
 	}
+	if !template.crossSlot && template.steps == nil {
+		t.words = append(t.words, &template.sets[ActiveShard(b.Key)])
+	}
 	if !template.crossSlot {
-		t.words = append(t.words, &template.sets[ActiveShard(b.Key)], &template.alive)
+		t.words = append(t.words, &template.alive)
 	}
 	if !slices.Contains(t.templates, template) {
 		t.templates = append(t.templates, template)
@@ -255,7 +268,11 @@ func (t *TakesCall) writeRuns(b *Takes) {
 	if b.Template != nil {
 		template = slices.Index(t.templates, b.Template) + 1
 	}
-	t.words = append(t.words, template, flag(!b.Existing), flag(b.Terms), flag(b.InLine),
+	t.words = append(t.words, template)
+	if b.Template != nil && b.Template.steps != nil {
+		t.words = append(t.words, b.Schedule, flag(b.Swept))
+	}
+	t.words = append(t.words, flag(!b.Existing), flag(b.Terms), flag(b.InLine),
 		int64(math.Ceil(b.Hold.Seconds())), len(b.Runs))
 	t.words = appendRuns(t.words, b.Runs)
 }
@@ -362,6 +379,15 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 		return TakesReply{Err: malformed(bucketKeys(b.Key), r.next())}
 	case codeTooMany:
 		return TakesReply{Err: b.Template.TooMany(b.Key, r.next())}
+	case codeEnded:
+		return TakesReply{Ended: true}
+	case codeSchedule:
+		since := r.next()
+		if b.Template == nil || b.Template.steps == nil {
+			r.bad = true
+			return TakesReply{}
+		}
+		return TakesReply{Schedule: b.Template.again(now, since)}
 	default:
 		r.bad = true
 		return TakesReply{}

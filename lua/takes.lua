@@ -2,11 +2,13 @@
 --
 -- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; {K}:override only if the bucket may be
 --       created, since an existing bucket already has its override's policy; and, where its template says so: the shard
---       of the active set that it belongs to, the set of the template's buckets alive
+--       of the active set that it belongs to, unless it is a budget; the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
---       the sets share a slot with the buckets
+--       the sets share a slot with the buckets; schedule: see steps, '' unless its buckets are budgets
 --       of each bucket:
 --         template: its number, from 1; 0 for none
+--         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if it is no
+--           use to end what has run out in the bucket
 --         create: 1 if a bucket of the template that is missing is created
 --         tell: 1 to be told the policy also if all takes fit
 --         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
@@ -24,20 +26,27 @@
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
+--         10, since_us: the schedule is of another time. The caller asks again with that of now_us, and with all steps
+--           from since_us on, unless that is 0. Nothing was written
+--         11: the budget has too few tokens, or is opened, and reservations or leases in it have run out. The caller
+--           sweeps it and asks again. Nothing was taken
 --
 -- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
 -- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
 -- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
--- template is switched first, as by a refill: no refill reaches a bucket that is full and idle.
+-- template is switched first, as by a refill: no refill reaches a bucket that is full and idle. Before anything is
+-- taken, a budget is credited the steps that have come, each once: the state has the last one credited.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/credit
 --#include shared/switch
+--#include shared/steps
 --#include shared/denial
 --#include shared/leave
 --#include shared/expiry
 --#include shared/unwritten
+local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
 local reply = {now}
@@ -78,6 +87,9 @@ end
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
+  local following, latest = nil, nil
+  if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
+  if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
   local adopted = (index or 0) > 0 or tokens > 0
@@ -94,8 +106,8 @@ local function create(s, k, t, runs, tokens, index)
   s.index = (index or 0) + 1
   s.last = now
   s.carry = 0
-  s.step = 0
-  s.next = 0
+  s.step = latest or 0
+  s.next = following or 0
   s.out = 0
   s.due = adopted and UNCOUNTED or 0
   s.debt = 0
@@ -107,40 +119,81 @@ local function create(s, k, t, runs, tokens, index)
   return p, tokens
 end
 
--- follow switches the bucket to the template's policy if that is of a later version than the one in force. It returns
--- the policy in force and the tokens; or false if {K} holds something else. An override and a pool's policy stay.
-local function follow(s, k, t, p, tokens)
+-- later returns the template's policy if it is of a later version than p, which is in force; otherwise p. An override
+-- and a pool's policy stay.
+local function later(t, p)
   local q = p.text ~= t.pol and p.kind ~= POOL and policy(t.pol)
-  if not q or q.version <= p.version then return p, tokens end
+  return q and q.version > p.version and q or p
+end
+
+-- follow credits a budget the steps that have come, and switches the bucket to the template's policy if that is of a
+-- later version than the one in force. It returns the policy then in force, the tokens, and whether it changed any of
+-- that. If it can't, it changes nothing, and the last result is the reply that says why.
+local function follow(s, k, t, p, tokens)
+  local q = later(t, p)
+  local step = s.step
+  local first = first_step(s)
+  local next_before = s.next
+  local steps = nil
+  if p.kind == BUDGET then
+    local known = p.per == policy(t.pol).per or p.version == OWN -- an override follows the template's schedule
+    steps = advance(s, p, known and k.instants, now)
+    if not steps then return nil, nil, false, {10, first} end
+  end
+  if q.kind == BUDGET and q.per ~= p.per then -- its schedule begins now
+    local following = k.instants and coming(k.instants, now)
+    if not following then return nil, nil, false, {10, 0} end
+    s.begins, s.following = max(s.step, now), following
+  end
+  if q == p and (steps or 0) == 0 then
+    if s.step ~= step or s.next ~= next_before then put(s, p, k.ctl) end
+    return p, tokens, false
+  end
   local index = get_integer(k.index)
-  if index == false then return false end
-  local after = switch(s, p, q, tokens or after_loss(p), index, now)
+  if index == false then return nil, nil, false, {3, 2} end
+  local after = switch(s, p, q, tokens or after_loss(p), index, now, steps)
+  if s.begins then s.step, s.next = s.begins, s.following end
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
-  put(s, q, k.ctl, q.text)
+  put(s, q, k.ctl, q ~= p and q.text)
   record_lowered(k.ctl, p, q, now)
-  return q, after
+  return q, after, true
+end
+
+-- life_s is how long the bucket lives at least, in seconds: a budget until steps have filled it twice. If an override
+-- needs more steps than the template to fill it, that instant isn't known.
+local function life_s(t, p)
+  if p.kind ~= BUDGET or not t.full or math.ceil(p.capacity / p.tokens) > t.steps then return p.life_s end
+  return max(60, t.full - floor(now / 1000000))
 end
 
 -- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
--- change a set of another type. before are the tokens that the bucket held. It returns the till_s of the reply.
-local function keep(k, t, s, p, before, hold_s)
-  local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
+-- change a set of another type. A budget is in no such set. before are the tokens that the bucket held. changed is set
+-- if it is new, was credited steps, or has another policy. It returns the till_s of the reply.
+local function keep(k, t, s, p, before, hold_s, changed)
+  local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
+  local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
-  if k.set then
+  if k.set and p.kind == TEMPLATE then
     entered = pcall('SADD', k.set, k.tokens)
     if type(entered) == 'table' then
       wrong_type(entered)
     else
       outlast(k.set, till)
     end
-    if t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
   end
-  if (entered == 1 or before >= p.capacity) and s.last < now then
+  if k.alive and t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
+  if p.kind == TEMPLATE and (entered == 1 or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
     put(s, p, k.ctl)
   end
-  return k.set and 0 or till
+  return t.near and 0 or till
+end
+
+-- overdue reports whether the tokens of a budget that is wanting, or is opened, may be in reservations and leases that
+-- have run out. No refiller sweeps it.
+local function overdue(k, s, p, wanting, runs)
+  return not k.ended and s.era and p.kind == BUDGET and s.due > 0 and s.due <= now and (wanting or #runs == 0)
 end
 
 local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
@@ -149,29 +202,31 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local new = not p
+  local why = nil
   if p and t then
-    local was = p
-    p, tokens = follow(s, k, t, p, tokens)
-    if not p then return say(3, 2) end
-    new = p ~= was
+    p, tokens, new, why = follow(s, k, t, p, tokens)
   elseif t then
     if not may_create then return say(2) end
-    local index, why = get_integer(k.index), nil
+    local index = get_integer(k.index)
     if index == false then return say(3, 2) end
     p, tokens, why = create(s, k, t, runs, tokens, index)
-    if why then return say(unpack(why)) end
   end
+  if why then return say(unpack(why)) end
   if not tokens and not p then return say(2) end
   local before = tokens or 0
   local left = before
   local made = {}
   local wanting = true
   if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
+  local ended = overdue(k, s, p, wanting, runs)
+  if ended then left = before end
   if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
   local till = 0
-  if t and s.era and p.kind == TEMPLATE and (left < p.capacity or new or #runs == 0) then
-    till = keep(k, t, s, p, before, hold_s)
+  local taken_from = p and p.kind == TEMPLATE and left < p.capacity -- a budget's expiry doesn't depend on what is taken
+  if t and s.era and p.expires and (taken_from or new or #runs == 0) then
+    till = keep(k, t, s, p, before, hold_s, new)
   end
+  if ended then return say(11) end
 
   say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
   local numbers = #reply + 1
@@ -195,14 +250,27 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
 
 local templates = {}
-for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
+for t = 1, number() do
+  local template = {pol = arg(), most = number(), near = arg() == '1', known = schedule(arg())}
+  if template.known then
+    local p = policy(template.pol)
+    template.full = template.known.full
+    template.steps = math.ceil(p.capacity / p.tokens)
+  end
+  templates[t] = template
+end
 while arg_at < #ARGV do
   local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
+  if t and t.known then
+    k.instants = (schedule(arg()) or t.known).instants
+    k.ended = arg() == '1'
+  end
   local may_create = arg() == '1'
   if t then
     k.index = next_key()
     if may_create then k.override = next_key() end
-    if t.near then k.set, k.alive = next_key(), next_key() end
+    if t.near and not t.known then k.set = next_key() end
+    if t.near then k.alive = next_key() end
   end
   local with_policy = arg() == '1'
   local in_line = arg() == '1'

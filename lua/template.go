@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strconv"
+	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/policy"
@@ -14,14 +16,25 @@ import (
 // its template are alive as its policy allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 
-// Template is a refilled template as takes of its buckets refer to it. It doesn't
-// change and is safe for concurrent use.
+// Template is a template, but for a lazy one, as takes of its buckets refer to it. Of a schedule it remembers the
+// instants that apply now. It is safe for concurrent use.
 type Template struct {
 	prefix, terms, alive string
 	sets                 [ActiveShards]string
 	maxKeys              int64
 	life                 time.Duration // of its buckets, at least
 	crossSlot            bool          // its sets are in other slots than its buckets
+
+	// Of budgets.
+	steps    policy.Steps // nil: its buckets are no budgets
+	fill     int64        // how many steps fill a budget
+	instants atomic.Pointer[instants]
+}
+
+// instants are those of a schedule that credit a budget from the last but one until the last one, in Unix microseconds.
+type instants struct {
+	latest, next int64
+	text         string // as the scripts read them: see steps.lua
 }
 
 // NewTemplate makes a Template. crossSlot is for a Cluster: the active set and the set
@@ -29,20 +42,76 @@ type Template struct {
 // before they create a bucket of a bounded template, Claim.
 func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys,
-		life: r.Terms.Lifetime(), crossSlot: crossSlot}
+		life: r.Terms.Lifetime(), crossSlot: crossSlot, steps: r.Policy.Steps}
+	if t.steps != nil {
+		t.fill = r.Terms.Fill()
+		t.instants.Store(t.at(time.Now().UnixMicro(), 0))
+	}
 	for i := range t.sets {
 		t.sets[i] = ActiveKey(r.Prefix, i)
 	}
 	return t
 }
 
+// leastLeft is the shortest time until a budget expires after the step that fills it.
+const leastLeft = time.Minute
+
+// at returns the instants that credit a budget at a time of its server, all from since on, 0 for as many as fill it.
+func (t *Template) at(now, since int64) *instants {
+	list := policy.Instants(t.steps, since, now, t.fill)
+	full := policy.FullAt(t.steps, now, t.fill) + leastLeft.Microseconds()
+	text := strconv.AppendInt(nil, full/1_000_000+1, 10)
+	for _, instant := range list {
+		text = append(text, ' ')
+		text = strconv.AppendInt(text, instant, 10)
+	}
+	n := len(list)
+	return &instants{list[n-2], list[n-1], string(text)}
+}
+
+// again returns what a call sends of the schedule after a reply that it is of another time than the server's, or that
+// all steps from since on are needed.
+func (t *Template) again(now, since int64) string {
+	is := t.at(now, since)
+	if known := t.instants.Load(); now < known.latest || now >= known.next {
+		t.instants.Store(t.at(now, 0))
+	}
+	return is.text
+}
+
+// schedule is what is sent of the template's schedule; empty if it has none.
+func (t *Template) schedule() string {
+	if t.steps == nil {
+		return ""
+	}
+	return t.instants.Load().text
+}
+
+// Period returns the latest step of the template's schedule and the next one, in Unix microseconds, as far as replies
+// have shown; 0 if it has none.
+func (t *Template) Period() (step, next int64) {
+	if t.steps == nil {
+		return 0, 0
+	}
+	is := t.instants.Load()
+	return is.latest, is.next
+}
+
 // Enter puts a bucket into the sets of its template, if these are in other slots: the
 // active set, and, if the template is bounded, the set of its buckets alive. till is the second
 // in which the bucket expires; the sets expire with the last of their buckets.
 func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) error {
+	if t.steps != nil {
+		return t.count(ctx, c, key, till)
+	}
 	if _, err := enterScript.run(ctx, c, []string{t.sets[ActiveShard(key)]}, key, till, 0); err != nil {
 		return err
 	}
+	return t.count(ctx, c, key, till)
+}
+
+// count puts a bucket in the set of the template's buckets alive, if the template is bounded.
+func (t *Template) count(ctx context.Context, c Client, key string, till int64) error {
 	if t.maxKeys == 0 {
 		return nil
 	}
@@ -50,16 +119,42 @@ func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) 
 	return err
 }
 
-// Open has a bucket that exists refilled, though no take has left it less than full.
+// mostTries is how often a bucket is asked again because the schedule was of another time than the server's.
+const mostTries = 4
+
+// SweepAtOnce is how many records a sweep ends for a budget before it is asked again.
+const SweepAtOnce = 1000
+
+// Open has a bucket that exists refilled, though no take has left it less than full. A budget is credited instead.
 func (t *Template) Open(ctx context.Context, c Client, key string) error {
-	replies, err := new(TakesCall).Do(ctx, c, []Takes{{Key: key, Whole: true, Template: t, Existing: true}})
-	if err == nil {
-		err = replies[0].Err
-	}
-	if err != nil || replies[0].Till == 0 {
+	reply, err := TakeWhole(ctx, c, Takes{Key: key, Template: t, Existing: true})
+	if err != nil || reply.Till == 0 {
 		return err
 	}
-	return t.Enter(ctx, c, key, replies[0].Till)
+	return t.Enter(ctx, c, key, reply.Till)
+}
+
+// TakeWhole makes the takes of one bucket, Whole, and asks again as its replies require.
+func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
+	b.Whole = true
+	for range mostTries {
+		replies, err := new(TakesCall).Do(ctx, c, []Takes{b})
+		if err != nil {
+			return TakesReply{}, err
+		}
+		switch reply := replies[0]; {
+		case reply.Schedule != "":
+			b.Schedule = reply.Schedule
+		case reply.Ended:
+			if err := SweepOne(ctx, c, b.Key, SweepAtOnce); err != nil {
+				return TakesReply{}, err
+			}
+			b.Swept = true
+		default:
+			return reply, reply.Err
+		}
+	}
+	return TakesReply{}, fmt.Errorf("%w: %d schedules were of another time than the server's", ErrBadReply, mostTries)
 }
 
 // Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if as many are

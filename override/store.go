@@ -29,7 +29,10 @@ type Limit struct {
 	Own      bool // it has an override
 	Bucket   bool // a bucket that is configured by itself, or a pool's, is in force instead, until its keys are deleted
 	Capacity int64
-	Rate     policy.Rate // in the units of policy.Rate.InUnits
+	Rate     policy.Rate // in the units of policy.Rate.InUnits; zero of a budget
+	// Of a budget: when tokens fall due, and how many of them at a step.
+	Steps      policy.Steps
+	StepTokens int64
 
 	Changed bool // Unset: it had an override
 
@@ -70,6 +73,10 @@ func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, 
 	}
 	if o == (policy.Override{}) {
 		return Limit{}, fmt.Errorf("%w: it says nothing: want a capacity or a rate", ErrOverride)
+	}
+	if t.Terms.Budget() && o.Rate != (policy.Rate{}) {
+		return Limit{}, fmt.Errorf("%w for a key of the template %q: %w", ErrOverride, t.Prefix,
+			&policy.FieldError{Field: "rate", Msg: "the template has a schedule: want a capacity alone"})
 	}
 	own, err := t.With(o)
 	if err != nil {
@@ -159,12 +166,23 @@ func limitOf(key string, t *policy.CompiledTemplate, own *policy.Terms) Limit {
 		l.Template = t.Prefix
 		l.Enforce = t.Enforce
 		l.Capacity = t.Terms.Capacity
-		l.Rate = t.Terms.Rate().InUnits()
+		l.Steps = t.Policy.Steps
+		l.fallsDue(&t.Terms)
 	}
 	if own != nil {
-		l.Capacity, l.Rate = own.Capacity, own.Rate().InUnits()
+		l.Capacity = own.Capacity
+		l.fallsDue(own)
 	}
 	return l
+}
+
+// fallsDue shows how many tokens fall due under the terms.
+func (l *Limit) fallsDue(t *policy.Terms) {
+	if t.Kind == policy.Stepped {
+		l.StepTokens = t.Tokens
+		return
+	}
+	l.Rate = t.Rate().InUnits()
 }
 
 // Get returns the limit that is in force for a key of a template.

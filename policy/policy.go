@@ -139,7 +139,7 @@ func (p Policy) validate(refilled bool) error {
 	case smooth:
 		return p.validateRate(bad, refilled)
 	case stepped:
-		return p.validateSteps(bad)
+		return p.validateSteps(bad, refilled)
 	default:
 		return bad("rate", "a bucket needs a rate, or every or cron with tokens")
 	}
@@ -171,14 +171,14 @@ func (p Policy) validateRate(bad func(string, string, ...any) error, refilled bo
 	return nil
 }
 
-func (p Policy) validateSteps(bad func(string, string, ...any) error) error {
+func (p Policy) validateSteps(bad func(string, string, ...any) error, refilled bool) error {
 	if p.Flows != nil {
 		return bad("flows", "goes with a rate, not with every or cron: between two steps no tokens fall due to divide")
 	}
 	if p.StepTokens < 1 || p.StepTokens > MaxTokens {
 		return bad("tokens", "%d is not a whole number from 1 to %d", p.StepTokens, int64(MaxTokens))
 	}
-	if e, ok := p.Steps.(Every); ok {
+	if e, ok := p.Steps.(Every); ok && refilled {
 		if d := time.Duration(e); d < p.interval() || d > MaxPer || d%time.Microsecond != 0 {
 			return bad("every", "%s is not from the refill interval, %s, to %dd in whole microseconds", d, p.interval(),
 				MaxPer/(24*time.Hour))

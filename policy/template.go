@@ -34,8 +34,10 @@ type Template struct {
 	// Prefix is the beginning of the names: up to MaxPrefix bytes without a closing brace. A whole segment between colons
 	// may be *, which matches one or more bytes other than a colon: "user:", "tenant:*:api". The empty prefix matches
 	// every name.
-	Prefix  string
-	Policy  Policy // with a rate
+	Prefix string
+	// Policy has a rate or a schedule. The buckets of a template with a schedule are budgets: takes credit them the steps
+	// that have come, and no refiller does.
+	Policy  Policy
 	Enforce Enforce
 	// MaxKeys bounds the buckets that exist at once; 0 for no bound. Only refilled
 	// buckets can be bounded.
@@ -83,11 +85,13 @@ func (t Template) Validate() error {
 			return bad("prefix", "%q: a * is a whole segment between colons, as in tenant:*:api", t.Prefix)
 		}
 	}
-	if t.Policy.Steps != nil || t.Policy.Rate == (Rate{}) {
-		return bad("rate", "a template has a rate, such as 1/s, and no schedule")
-	}
-	if err := t.Policy.validate(t.Enforce != EnforceLazy); err != nil {
+	if err := t.Policy.validate(t.Refilled()); err != nil {
 		return err
+	}
+	if t.Policy.Steps != nil {
+		if err := t.validateSteps(bad); err != nil {
+			return err
+		}
 	}
 	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.
 	if t.Policy.Flows != nil {
@@ -110,6 +114,9 @@ func (t Template) Validate() error {
 	}
 	return nil
 }
+
+// Refilled reports whether refillers add the tokens of the template's buckets. Otherwise takes do.
+func (t Template) Refilled() bool { return t.Enforce == EnforceRefilled && t.Policy.Steps == nil }
 
 // Terms writes the template's policy, which must be valid, in the scripts' integers
 // under a fence.
@@ -142,7 +149,7 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 }
 
 // Override is what is different for one key of a template. A zero field is the
-// template's.
+// template's. If a step of the template's schedule fills its buckets, it also fills the key's.
 type Override struct {
 	Capacity int64
 	Rate     Rate
@@ -151,6 +158,9 @@ type Override struct {
 // With is the template for one key. The error is that of Validate.
 func (t Template) With(o Override) (Template, error) {
 	if o.Capacity != 0 {
+		if t.Policy.StepTokens == t.Policy.Capacity { // a step fills the budget
+			t.Policy.StepTokens = o.Capacity
+		}
 		t.Policy.Capacity = o.Capacity
 		t.Policy.Initial = nil
 	}
@@ -388,13 +398,16 @@ type templateText struct {
 	Enforce string `json:"enforce"`
 	Terms   string `json:"terms"`
 	MaxKeys int64  `json:"max_keys,omitempty"`
+	// Schedule is that of budgets. The number in the terms only names it.
+	Schedule *scheduleText `json:"schedule,omitempty"`
 }
 
 // Encode writes the set as it is published: equal sets as equal texts.
 func (s *Templates) Encode() string {
 	text := templatesText{Version: s.Version(), Templates: []templateText{}}
 	for _, r := range s.All() {
-		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys})
+		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys,
+			scheduleOf(r.Policy.Steps)})
 	}
 	text.Plain = s.Plain()
 	b, err := json.Marshal(text)
@@ -417,6 +430,13 @@ func DecodeTemplates(s string) (*Templates, error) {
 			return nil, fmt.Errorf("%w: %w", ErrTemplates, err)
 		}
 		list[i] = Template{Prefix: t.Prefix, Policy: terms.Policy(), MaxKeys: t.MaxKeys}
+		if t.Schedule != nil {
+			list[i].Policy.Steps, err = t.Schedule.steps()
+			if err != nil {
+				return nil, fmt.Errorf("%w: %w", ErrTemplates, err)
+			}
+			list[i].Policy.StepTokens = terms.Tokens
+		}
 		switch t.Enforce {
 		case EnforceLazy.String():
 			list[i].Enforce = EnforceLazy
@@ -432,7 +452,7 @@ func DecodeTemplates(s string) (*Templates, error) {
 	return set, nil
 }
 
-// Policy is the policy of smooth terms without a grant.
+// Policy is the policy of terms without a grant. That of stepped terms lacks the schedule, of which they have the name.
 func (t Terms) Policy() Policy {
 	initial := t.Initial
 	return Policy{

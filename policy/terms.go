@@ -99,6 +99,9 @@ func (p Policy) Terms(f Fence) Terms {
 	return t
 }
 
+// Budget reports whether the terms are those of a budget: a bucket of a template with a schedule.
+func (t Terms) Budget() bool { return t.Template && t.Kind == Stepped }
+
 // FileVersion is the version of the configuration that the terms are from.
 func (t Terms) FileVersion() int64 {
 	if t.Pool {
@@ -147,6 +150,7 @@ const (
 	KindStepped
 	KindTemplate
 	KindPool
+	KindBudget // stepped and of a template
 )
 
 // numbers are the terms in the order of their encoding.
@@ -159,6 +163,8 @@ func (t *Terms) numbers() [mostNumbers]int64 {
 		kind = KindPool
 		version = t.Version
 		epoch = t.Fence.Epoch
+	case t.Template && t.Kind == Stepped:
+		kind = KindBudget
 	case t.Template:
 		kind = KindTemplate
 	case t.Kind == Stepped:
@@ -232,7 +238,7 @@ func TermsOf(numbers []int64) (Terms, error) {
 	var n [mostNumbers]int64
 	copy(n[:], numbers)
 	t := Terms{
-		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate, Pool: n[1] == KindPool,
+		Fence: Fence{n[0], n[14]}, Template: n[1] == KindTemplate || n[1] == KindBudget, Pool: n[1] == KindPool,
 		Capacity: n[2], Tokens: n[3], Per: n[4], Interval: n[5], Initial: n[2] - n[6],
 		OnLoss: Loss(n[7]), OnRollback: Rollback(n[8]), CarryOver: CarryOver(n[9]), Degraded: Degraded(n[10] % shadowed),
 		Shadow: n[10]%divided >= shadowed, Divided: n[10] >= divided,
@@ -243,15 +249,16 @@ func TermsOf(numbers []int64) (Terms, error) {
 		t.PoolsVersion = n[12]
 		t.Fence.Epoch = n[13]
 	}
+	stepped := n[1] == KindStepped || n[1] == KindBudget
 	switch {
-	case n[1] > KindPool, n[10] >= 2*divided, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,
+	case n[1] > KindBudget, n[10] >= 2*divided, n[11] > 1, t.OnLoss > LossFull, t.OnRollback > RollbackKeep,
 		t.CarryOver > CarryReset, t.Degraded > DegradedLocal,
 		!t.Pool && (n[12] > 0 || n[13] > 0):
 		return Terms{}, fmt.Errorf("%w: an unknown kind or choice in %d", ErrTerms, numbers)
-	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, n[1] == KindStepped && t.Tokens < 1:
+	case t.Capacity < 1, t.Interval < 1, t.Per < 1, t.Initial < 0, stepped && t.Tokens < 1:
 		return Terms{}, fmt.Errorf("%w: a capacity, interval, time or step of 0 in %d", ErrTerms, numbers)
 	}
-	if n[1] == KindStepped {
+	if stepped {
 		t.Kind = Stepped
 	} else {
 		t.MaxElapsed = MaxElapsed(t.Capacity, t.Tokens, t.Per, t.Interval)

@@ -117,7 +117,7 @@ func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, terms, short, "zeros at the end are left out")
 	for place, bad := range map[int][]string{
-		0: {"x", "-1", "1.5"}, 1: {"4"}, 2: {"0"}, 4: {"0"}, 5: {"0"}, 6: {"1001"}, 7: {"2"}, 8: {"2"}, 9: {"3"},
+		0: {"x", "-1", "1.5"}, 1: {"5"}, 2: {"0"}, 4: {"0"}, 5: {"0"}, 6: {"1001"}, 7: {"2"}, 8: {"2"}, 9: {"3"},
 		10: {"3", "16"},
 		11: {"2"}, 12: {"1"}, 13: {"1"}, 17: {"99999999999999999999"},
 	} {

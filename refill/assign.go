@@ -144,7 +144,7 @@ func (r *Refiller) assignShards(masters []master, before memory, next map[lua.Sh
 // refilled returns the templates of a set that refillers enforce.
 func refilled(set *policy.Templates) (list []*policy.CompiledTemplate) {
 	for _, t := range set.All() {
-		if t.Enforce == policy.EnforceRefilled {
+		if t.Refilled() {
 			list = append(list, t)
 		}
 	}
@@ -153,7 +153,7 @@ func refilled(set *policy.Templates) (list []*policy.CompiledTemplate) {
 
 // refilledOf returns the refilled template that counts for a key; nil if there is none.
 func refilledOf(set *policy.Templates, key string) *policy.CompiledTemplate {
-	if t := set.Of(key); t != nil && t.Enforce == policy.EnforceRefilled {
+	if t := set.Of(key); t != nil && t.Refilled() {
 		return t
 	}
 	return nil

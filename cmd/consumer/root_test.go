@@ -183,6 +183,28 @@ func TestJSONIsForScripts(t *testing.T) {
 	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
 }
 
+// The commands over the steps of a budget, of which no refiller is alive: a wait ends at each step.
+func TestCommandsFindTheStepsOfABudget(t *testing.T) {
+	server := testenv.Redis(t)
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "b:",
+		Policy: policy.Policy{Capacity: 10, Steps: policy.Every(2 * time.Second), StepTokens: 10}}}, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), server.Client(), set)
+	require.NoError(t, err)
+	require.Equal(t, cli.ExitOK, consumer(t.Context(), server.URL(), "take", "b:1", "-n", "10").code)
+	for range 2 {
+		o := consumer(t.Context(), server.URL(), "wait", "b:1", "-n", "10", "--timeout", "10s")
+		require.Equal(t, cli.ExitOK, o.code, "%+v", o)
+	}
+	o := consumer(t.Context(), server.URL(), "reserve", "b:1", "-n", "4", "--ttl", "1m", "--id", "job", "-o", "json")
+	for o.code == exitDenied { // the step comes
+		o = consumer(t.Context(), server.URL(), "reserve", "b:1", "-n", "4", "--ttl", "1m", "--id", "job", "-o", "json")
+	}
+	require.Equal(t, cli.ExitOK, o.code, "%+v", o)
+	o = consumer(t.Context(), server.URL(), "settle", "b:1", "job", "--used", "1")
+	require.Equal(t, cli.ExitOK, o.code, "%+v", o)
+}
+
 func TestTheFlagBeatsTheEnvironment(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	gone := testenv.Redis(t)

@@ -136,6 +136,11 @@ func (c *checker) write(answer checked, cfg config.Config) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: ok: %s\n", answer.File, answer.Summary)
 	for _, t := range cfg.Templates.All() {
+		if t.Terms.Budget() {
+			fmt.Fprintf(&b, "  template %q: %d tokens, %d %s\n", t.Prefix, t.Policy.Capacity, t.Policy.StepTokens,
+				t.Policy.Steps)
+			continue
+		}
 		fmt.Fprintf(&b, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
 	}
 	_, err := io.WriteString(c.Stdout, b.String())

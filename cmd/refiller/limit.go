@@ -190,14 +190,20 @@ type limitAnswer struct {
 	Bucket   bool   `json:"own_bucket,omitempty"`
 	Capacity int64  `json:"capacity"`
 	Rate     string `json:"rate"`
+	Schedule string `json:"schedule,omitempty"`
+	AtStep   int64  `json:"step_tokens,omitempty"`
 	Changed  *bool  `json:"had_override,omitempty"`
 	Exists   *bool  `json:"exists,omitempty"`
 	Tokens   *int64 `json:"tokens,omitempty"`
 }
 
 func limitAnswerOf(l override.Limit) limitAnswer {
-	return limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own,
-		Bucket: l.Bucket, Capacity: l.Capacity, Rate: rateText(l.Rate)}
+	answer := limitAnswer{Key: l.Key, Template: l.Template, Enforce: l.Enforce.String(), Override: l.Own,
+		Bucket: l.Bucket, Capacity: l.Capacity, Rate: rateText(l.Rate), AtStep: l.StepTokens}
+	if l.Steps != nil {
+		answer.Schedule = l.Steps.String()
+	}
+	return answer
 }
 
 func limitText(l override.Limit) string {
@@ -211,7 +217,15 @@ func limitText(l override.Limit) string {
 	if l.Capacity == 0 {
 		return terminal.Text(l.Key) + ": no template matches it any more"
 	}
-	return fmt.Sprintf("%s: %d tokens at %s, %s", terminal.Text(l.Key), l.Capacity, rateText(l.Rate), whose)
+	return fmt.Sprintf("%s: %d tokens at %s, %s", terminal.Text(l.Key), l.Capacity, dueText(l), whose)
+}
+
+// dueText shows when tokens fall due.
+func dueText(l override.Limit) string {
+	if l.Steps != nil {
+		return fmt.Sprintf("%d %s", l.StepTokens, l.Steps)
+	}
+	return rateText(l.Rate)
 }
 
 func rateText(r policy.Rate) string {
@@ -233,7 +247,7 @@ func (o *operation) writeLimits(list []override.Limit) error {
 	t := terminal.NewTable(terminal.Column{Name: "KEY", Text: true}, number("CAPACITY", 0), number("RATE", 0),
 		terminal.Column{Name: "TEMPLATE", Text: true})
 	for _, l := range list {
-		t.Row(l.Key, l.Capacity, rateText(l.Rate), strconv.Quote(l.Template))
+		t.Row(l.Key, l.Capacity, dueText(l), strconv.Quote(l.Template))
 	}
 	return t.Write(o.Stdout, terminal.Of(o.Stdout, o.Environ).Width())
 }

@@ -30,32 +30,37 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 // policy is when the bucket's tokens fall due, and what becomes of them.
 func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Policy {
 	p := b.limits.policy(interval)
-	p.Rate, p.StepTokens = b.Rate, b.Tokens
+	b.steps.apply(d, here, b.limits, &p)
 	p.OnLoss = b.OnLoss
-	if b.Every != 0 {
-		p.Steps = policy.Every(b.Every)
-	}
-	if b.Cron != "" {
-		calendar, err := policy.ParseCalendar(b.Cron, b.TimeZone)
-		if err != nil {
-			wrong := strings.TrimPrefix(err.Error(), policy.ErrSchedule.Error()+" ")
-			d.Bad(here.Field("cron"), "%s: want %s", wrong, wantCron)
-		}
-		p.Steps = calendar
-	}
 	if b.Flows != nil {
 		p.Flows = &policy.Flows{Headroom: b.Flows.Headroom, Weights: b.Flows.Weights, Most: b.Flows.Most}
 	}
-	b.checkSchedule(d, here)
 	if d.Valid(here) {
 		validate(d, here, p)
 	}
 	return p
 }
 
-// checkSchedule reports what is wrong between the fields that say when tokens fall due.
-func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
-	if b.Rate != (policy.Rate{}) && b.Every == 0 && b.Cron == "" && b.Tokens == 0 && b.TimeZone == nil {
+// apply sets when the tokens of a policy fall due: its rate or schedule.
+func (s *steps) apply(d *fields.Decoder, here fields.Path, l limits, p *policy.Policy) {
+	p.Rate, p.StepTokens = l.Rate, s.Tokens
+	if s.Every != 0 {
+		p.Steps = policy.Every(s.Every)
+	}
+	if s.Cron != "" {
+		calendar, err := policy.ParseCalendar(s.Cron, s.TimeZone)
+		if err != nil {
+			wrong := strings.TrimPrefix(err.Error(), policy.ErrSchedule.Error()+" ")
+			d.Bad(here.Field("cron"), "%s: want %s", wrong, wantCron)
+		}
+		p.Steps = calendar
+	}
+	s.check(d, here, l)
+}
+
+// check reports what is wrong between the fields that say when tokens fall due.
+func (s *steps) check(d *fields.Decoder, here fields.Path, l limits) {
+	if l.Rate != (policy.Rate{}) && *s == (steps{}) {
 		return
 	}
 	given := func(name string) bool { return d.Given(here.Field(name)) }
@@ -71,7 +76,7 @@ func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
 		d.Bad(here.Field("rate"),
 			"it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
 	case len(ways) > 1:
-		d.Bad(here.Field(ways[1]), "a bucket has one of rate, every and cron: %s is there already", here.Field(ways[0]))
+		d.Bad(here.Field(ways[1]), "want one of rate, every and cron: %s is there already", here.Field(ways[0]))
 	}
 	if given("tokens") && given("rate") && !stepped {
 		d.Bad(here.Field("tokens"), "it goes with every or cron, not with a rate")
@@ -79,9 +84,9 @@ func (b *bucket) checkSchedule(d *fields.Decoder, here fields.Path) {
 	if stepped && !given("tokens") {
 		d.Bad(here.Field("tokens"), "it is required with every and cron: want %s", kinds["tokens"].Want)
 	}
-	if b.Tokens > b.Capacity && b.Capacity > 0 {
+	if s.Tokens > l.Capacity && l.Capacity > 0 {
 		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: what doesn't fit would be lost each time",
-			b.Tokens, b.Capacity)
+			s.Tokens, l.Capacity)
 	}
 	if given("time_zone") && !given("cron") {
 		d.Bad(here.Field("time_zone"), "it goes with cron only")
@@ -149,11 +154,8 @@ func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 }
 
 func (t *template) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Template {
-	if t.Rate == (policy.Rate{}) && !d.Given(here.Field("rate")) {
-		d.Bad(here.Field("rate"), "it is required: want tokens/time such as 1/s")
-	}
 	p := t.limits.policy(interval)
-	p.Rate = t.Rate
+	t.steps.apply(d, here, t.limits, &p)
 	if t.Enforce == policy.EnforceLazy {
 		p.Interval = policy.MinInterval // there is no refill: the tokens are there when they are due
 	}

@@ -101,14 +101,10 @@ type limits struct {
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
 }
 
-// bucket is a bucket with the times at which its tokens fall due.
-type bucket struct {
-	// Name of the bucket, and its key in Redis.
-	Key    string `yaml:"key,required" is:"key"`
-	limits `yaml:",inline"`
-	// Tokens of the bucket after Redis has lost it. A template has no on_loss, since its buckets come back full.
-	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
-	// Time between the instants at which tokens fall due. The instants are multiples of it since 1970-01-01 UTC.
+// steps are the fields of a schedule, which buckets and templates may have in place of a rate.
+type steps struct {
+	// Time between the instants at which tokens fall due. The instants are multiples of it since 1970-01-01 UTC. In a
+	// template it is at least 1s.
 	Every time.Duration `yaml:"every" is:"step"`
 	// Calendar of the instants at which tokens fall due.
 	Cron string `yaml:"cron" is:"cron"`
@@ -116,6 +112,16 @@ type bucket struct {
 	Tokens int64 `yaml:"tokens" is:"tokens"`
 	// Time zone of cron. The default is UTC.
 	TimeZone *time.Location `yaml:"time_zone" is:"zone"`
+}
+
+// bucket is a bucket with the times at which its tokens fall due.
+type bucket struct {
+	// Name of the bucket, and its key in Redis.
+	Key    string `yaml:"key,required" is:"key"`
+	limits `yaml:",inline"`
+	// Tokens of the bucket after Redis has lost it. A template has no on_loss, since its buckets come back full.
+	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
+	steps  `yaml:",inline"`
 	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
 	// must have a rate.
 	Flows *flows `yaml:"flows"`
@@ -135,11 +141,13 @@ type flows struct {
 type template struct {
 	// Beginning of the keys. A * matches a segment between colons.
 	Prefix string `yaml:"prefix,required" is:"template prefix"`
-	// When tokens are added: by refills, or with lazy at each take. With lazy, interval and on_rollback have no effect.
+	// When tokens are added: by refills, or with lazy at each take. With lazy, interval and on_rollback have no effect. A
+	// template with every or cron has no enforce: its buckets are budgets.
 	Enforce policy.Enforce `yaml:"enforce" is:"enforce" default:"refilled"`
 	limits  `yaml:",inline"`
+	steps   `yaml:",inline"`
 	_       struct{} `yaml:"on_loss,refused" is:"not of a template"`
-	// Most buckets of a refilled template that exist at the same time. With 0 there is no bound.
+	// Most buckets of a template that isn't lazy that exist at the same time. With 0 there is no bound.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }
 

@@ -41,6 +41,24 @@ func TestTemplatesAreRead(t *testing.T) {
 	require.Empty(t, parsed(t, `redis: {url: "redis://127.0.0.1:6379/0"}`+"\n"+`templates: [{prefix: a, enforce: lazy, capacity: 60, rate: 1/s}]`).Buckets)
 }
 
+func TestATemplateHasASchedule(t *testing.T) {
+	t.Parallel()
+	c := parsed(t, inForce+`templates:
+  - {prefix: "month:", cron: "0 0 1 * *", time_zone: Europe/Berlin, tokens: 2000000, capacity: 2000000, max_keys: 5}
+  - {prefix: "day:", every: 24h, tokens: 500, capacity: 1000}
+`)
+	month := c.Templates.Of("month:1")
+	require.Equal(t, "0 0 1 * * Europe/Berlin", month.Policy.Steps.String())
+	require.EqualValues(t, 2_000_000, month.Policy.StepTokens)
+	require.EqualValues(t, 5, month.MaxKeys)
+	require.True(t, month.Terms.Budget())
+	require.Equal(t, policy.Every(24*time.Hour), c.Templates.Of("day:1").Policy.Steps)
+	published, err := policy.DecodeTemplates(c.Templates.Encode())
+	require.NoError(t, err)
+	require.True(t, c.Templates.Equal(published))
+	require.Equal(t, month.Policy.Steps.Next(time.Unix(0, 0)), published.Of("month:1").Policy.Steps.Next(time.Unix(0, 0)))
+}
+
 func TestTemplatesChangeWithTheVersion(t *testing.T) {
 	t.Parallel()
 	edit := func(old, with string) Config {

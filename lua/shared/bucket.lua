@@ -32,7 +32,7 @@ local function open(s, key)
   s.out = 0
   s.due = 0
   s.debt = 0
-  if p.kind == STEPPED then
+  if p.stepped then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
     s.step, s.next = step + 0, following + 0
@@ -54,7 +54,7 @@ end
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
-  if p.kind == STEPPED then
+  if p.stepped then
     st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
   elseif out then
     st = st .. '+'
@@ -124,7 +124,7 @@ end
 -- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
 -- what consumers do in an outage, is no reason to carry anything over.
 local function same_amounts(p, q)
-  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
@@ -132,7 +132,7 @@ end
 -- Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
-  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+  if p.stepped ~= q.stepped or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
     carry = max(0, floor(carry / p.per * q.per) - 1)

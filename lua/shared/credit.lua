@@ -1,13 +1,13 @@
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for a step: debt first, then
--- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included;
--- how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
-local function credit(p, tokens, room, now, last, carry, era, debt, step)
+-- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for some steps: debt first,
+-- then tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt
+-- included; how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
   room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
-  if p.kind == STEPPED then
-    if step then add = p.tokens end
+  if p.stepped then
+    add = steps * p.tokens
   else
     local elapsed = now - last
     if elapsed > p.max_elapsed then elapsed = p.max_elapsed elseif elapsed < 0 then elapsed = 0 end

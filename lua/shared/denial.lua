@@ -24,7 +24,7 @@ local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
   local need, due = n - tokens + s.debt, 0
-  if p.kind == STEPPED then
+  if p.stepped then
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
   else

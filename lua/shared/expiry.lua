@@ -1,6 +1,6 @@
 -- Shared by the scripts that give a template's bucket its expiry; it follows policy.
 -- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
--- armed. Only a bucket whose policy in force is a template's is armed.
+-- armed; a budget when steps have filled it twice. Only a bucket whose policy in force is a template's is armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)
@@ -8,17 +8,17 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
--- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless each has one and more than a part of its
--- life is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
-local function arm(keys, p, now, part, hold_s)
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s, unless each has one and more than a
+-- part of that is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+local function arm(keys, life_s, now, part, hold_s)
   local first = 0
   for i = 1, 3 do
     local at = pcall('PEXPIRETIME', keys[i])
     if type(at) ~= 'number' then at = 0 end
     first = i == 1 and at or min(first, at)
   end
-  if first / 1000 - now / 1000000 > max(part * p.life_s, hold_s) then return math.ceil(first / 1000), false end
-  local till = math.ceil(now / 1000000 + max(p.life_s, 1.25 * hold_s))
+  if first / 1000 - now / 1000000 > max(part * life_s, hold_s) then return math.ceil(first / 1000), false end
+  local till = math.ceil(now / 1000000 + max(life_s, 1.25 * hold_s))
   for i = 1, 3 do call('PEXPIREAT', keys[i], format('%d', till * 1000)) end
   return till, true
 end

@@ -98,6 +98,7 @@ func keysOf(role Role, names Names) []string {
 	for _, t := range names.Templates {
 		if t.Enforce == policy.EnforceRefilled {
 			// Each shard of the active set, and the buckets alive. The scripts name both, whether or not there is a bound.
+			// Those of budgets name the latter alone.
 			keys = append(keys, "{"+config.Reserved+"active:*}:set:"+literal(t.Prefix), literal(lua.AliveKey(t.Prefix)))
 		}
 	}

@@ -1,0 +1,54 @@
+-- Shared by the scripts that credit budgets; it follows switch.
+-- A budget is a bucket of a template with a schedule. No refill credits it. The call that takes from it does, and sends
+-- what the script has to know of the schedule. This is one text of decimal integers with a space between: full_s, and
+-- successive instants of the schedule in µs. Only the last instant is to come. By full_s, in seconds, steps alone have
+-- filled every bucket of the template twice.
+
+-- schedule reads that text; nil if it is empty.
+local function schedule(text)
+  local instants = {}
+  for word in string.gmatch(text, '%d+') do instants[#instants + 1] = word + 0 end
+  if #instants < 3 then return nil end
+  local full = table.remove(instants, 1)
+  return {full = full, instants = instants}
+end
+
+-- coming returns the instant to come, and the one before; nil if the instants are of another time.
+local function coming(instants, now)
+  local latest, following = instants[#instants - 1], instants[#instants]
+  if now < latest or following <= now then return nil end
+  return following, latest
+end
+
+-- first_step returns an instant after the last step that was credited, from which on none is: the middle of the present
+-- period. Callers with other data of the time zone may name other instants for the same step.
+local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
+
+-- uncredited returns how many of the instants have come and are not credited; nil if earlier ones may not be, either,
+-- and these are too few to fill the bucket.
+local function uncredited(s, p, instants)
+  local first = first_step(s)
+  local most = #instants - 1
+  local steps = 0
+  while steps < most and instants[most - steps] >= first do steps = steps + 1 end
+  if steps == most and instants[1] > first and steps * p.tokens < p.capacity + s.debt then return nil end
+  return steps
+end
+
+-- advance returns how many steps are to be credited to a budget of policy p, which then count as credited; nil if the
+-- instants don't show that. Without instants of its schedule, a budget is credited the step that its state names.
+local function advance(s, p, instants, now)
+  if s.step <= now and now < s.next then return 0 end
+  if not instants then return own_step(s, now) end
+  local following, latest = coming(instants, now)
+  local steps = following and uncredited(s, p, instants)
+  if not steps then return nil end
+  if s.step > following then -- the clock was ahead, and the step to come may have been credited then
+    s.step = following
+    s.next = 0
+  elseif s.step < following then
+    if steps > 0 then s.step = latest end
+    s.next = following
+  end
+  return steps
+end
