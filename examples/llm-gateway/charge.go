@@ -7,14 +7,14 @@ import (
 	"io"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/policy"
 )
 
-// charge is what a request has taken.
+// charge is what a request has reserved.
 type charge struct {
 	*gateway
 	ctx              context.Context // of the request, and goes on when its client has gone
-	requests         []fetch.Request
-	results          []fetch.Result
+	held             []*fetch.Reservation
 	prompt, estimate int64
 }
 
@@ -25,18 +25,25 @@ func chargeOf(ctx context.Context) *charge {
 	return c
 }
 
-// settle gives back what was not used of the estimate, or takes what was used beyond it, as far as it is there.
-func (c *charge) settle(used int64) {
-	for i, r := range c.results {
-		key, err := c.requests[i].Key, error(nil)
-		if rest := c.estimate - used; rest > 0 {
-			r.Taken = rest
-			err = c.client.Undo(c.ctx, key, r)
-		} else if rest < 0 {
-			_, err = c.client.TakeUpTo(c.ctx, key, -rest)
+// reserve reserves the estimate in the budgets with these keys, or nothing. It returns the denial, if there is one.
+func (c *charge) reserve(ctx context.Context, keys ...string) (denied *fetch.Reservation, err error) {
+	for _, key := range keys {
+		r, err := c.client.Reserve(ctx, key, c.estimate, c.longest, fetch.WithOverrun(policy.OverrunDebt))
+		if err != nil || !r.OK {
+			c.settle(0)
+			return r, err
 		}
-		if err != nil {
-			c.log.Error("not settled", "bucket", key, "used", used, "estimate", c.estimate, "error", err)
+		c.held = append(c.held, r)
+	}
+	return nil, nil
+}
+
+// settle ends the reservations. What was not used of the estimate goes back to the budgets. What was used beyond it is
+// taken from them, and owed if they lack it.
+func (c *charge) settle(used int64) {
+	for _, r := range c.held {
+		if _, err := r.Settle(c.ctx, used); err != nil {
+			c.log.Error("not settled", "budget", r.Key, "used", used, "estimate", c.estimate, "error", err)
 		}
 	}
 }

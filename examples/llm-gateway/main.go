@@ -1,6 +1,7 @@
-// Command llm-gateway is a proxy before an LLM API that streams, with a budget of tokens for each team and each user.
-// A request takes an estimate from both buckets, or from none; when its stream has ended, or its client has gone, what
-// was not used goes back. It wants a Redis on 127.0.0.1:6379 and no refiller, and speaks to a fake model of its own:
+// Command llm-gateway is a proxy before an LLM API that streams, with a monthly budget of tokens for each team and each
+// user. A request reserves an estimate in both budgets, or in none. When its stream has ended, or its client has gone,
+// both are settled with what was used. It needs a Redis on 127.0.0.1:6379 and no refiller. It has a
+// fake model of its own:
 //
 //	curl -N -H 'X-Team: red' -H 'X-User: ann' -d '{"max_tokens": 50}' http://127.0.0.1:8080/v1/chat/completions
 package main
@@ -16,6 +17,7 @@ import (
 	"net/url"
 	"os"
 	"strconv"
+	"time"
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/redis/go-redis/v9"
@@ -28,29 +30,34 @@ import (
 func main() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
 	go func() { _ = http.ListenAndServe("127.0.0.1:8081", fakeLLM{pace: fiftyMS}) }() // it is reached, or it isn't
-	client, err := fetch.New(rdb, fetch.WithTemplates(budget("team:", 100_000, 1_000), budget("user:", 20_000, 200)))
+	monthly, err := policy.ParseCalendar("0 0 1 * *", time.UTC)
+	var client *fetch.Client
 	if err == nil {
-		err = http.ListenAndServe("127.0.0.1:8080", newGateway(client, "127.0.0.1:8081", hclog.Default()))
+		client, err = fetch.New(rdb,
+			fetch.WithTemplates(budget("team:", 20_000_000, monthly), budget("user:", 2_000_000, monthly)))
+	}
+	if err == nil {
+		err = http.ListenAndServe("127.0.0.1:8080", newGateway(client, "127.0.0.1:8081", 15*time.Minute, hclog.Default()))
 	}
 	fmt.Fprintln(os.Stderr, err)
 	os.Exit(1)
 }
 
-// budget is a bucket for every key with the prefix.
-func budget(prefix string, capacity, perSecond int64) policy.Template {
-	p := policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond)}
-	return policy.Template{Prefix: prefix, Enforce: policy.EnforceLazy, Policy: p}
+// budget is a budget of tokens in each period for every key with the prefix.
+func budget(prefix string, tokens int64, period policy.Steps) policy.Template {
+	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: tokens, Steps: period, StepTokens: tokens}}
 }
 
 // gateway charges for what it passes on.
 type gateway struct {
-	client *fetch.Client
-	proxy  *httputil.ReverseProxy
-	log    hclog.Logger
+	client  *fetch.Client
+	proxy   *httputil.ReverseProxy
+	longest time.Duration // of a request: what is not settled by then, as after a crash, goes back
+	log     hclog.Logger
 }
 
-func newGateway(client *fetch.Client, upstream string, log hclog.Logger) *gateway {
-	g := &gateway{client: client, log: log}
+func newGateway(client *fetch.Client, upstream string, longest time.Duration, log hclog.Logger) *gateway {
+	g := &gateway{client: client, longest: longest, log: log}
 	g.proxy = &httputil.ReverseProxy{
 		FlushInterval: -1, // events are passed on as they come
 		Rewrite: func(r *httputil.ProxyRequest) {
@@ -75,7 +82,7 @@ func newGateway(client *fetch.Client, upstream string, log hclog.Logger) *gatewa
 	return g
 }
 
-// ServeHTTP takes an estimate, passes the request on, and leaves the rest to the meter.
+// ServeHTTP reserves an estimate, passes the request on, and leaves the rest to the meter.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by the proxy that authenticates the caller
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))
@@ -91,22 +98,20 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	prompt := int64(len(body)+3) / 4 // four bytes a token
 	c := &charge{gateway: g, prompt: prompt, estimate: prompt + ask.MaxTokens, ctx: context.WithoutCancel(r.Context())}
-	for _, key := range []string{"team:" + team, "user:" + team + "/" + user} {
-		c.requests = append(c.requests, fetch.Request{Key: key, N: c.estimate})
-	}
-	all, err := g.client.TakeAll(r.Context(), c.requests)
+	ctx, cancel := context.WithTimeout(r.Context(), g.longest)
+	defer cancel()
+	denied, err := c.reserve(ctx, "team:"+team, "user:"+team+"/"+user)
 	switch {
 	case err != nil:
 		g.log.Warn("no decision", "error", err)
 		o := limit.OutcomeOf(err)
 		refuse(w, o.HTTP, o.Code, "no decision about the tokens")
-	case !all.OK:
-		w.Header().Set("Retry-After", strconv.Itoa(int(all.RetryAfter.Seconds())+1))
-		refuse(w, http.StatusTooManyRequests, "rate_limit_exceeded", all.Denied+" has too few tokens")
+	case denied != nil:
+		w.Header().Set("Retry-After", strconv.Itoa(int(denied.RetryAfter.Seconds())+1))
+		refuse(w, http.StatusTooManyRequests, "rate_limit_exceeded", denied.Key+" has too few tokens")
 	default:
-		c.results = all.Results
 		r.Body = io.NopCloser(bytes.NewReader(body))
-		g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), chargeKey{}, c)))
+		g.proxy.ServeHTTP(w, r.WithContext(context.WithValue(ctx, chargeKey{}, c)))
 	}
 }
 

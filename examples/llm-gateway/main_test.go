@@ -3,14 +3,21 @@ package main
 import (
 	"bufio"
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strconv"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -20,29 +27,35 @@ import (
 
 const body = `{"max_tokens": 40, "messages": []}` // 34 bytes: 9 tokens, so that 49 are reserved
 
-// bench is a gateway before a model, with 100 tokens for a team and 60 for a user, and none to come.
+// bench is a gateway before a model.
 type bench struct {
 	t       *testing.T
+	rdb     *redis.Client
 	client  *fetch.Client
 	gateway *httptest.Server
 }
 
+// newClient makes a Client with 100 tokens a year for a team and 60 for a user.
+func newClient(rdb *redis.Client) (*fetch.Client, error) {
+	yearly, err := policy.ParseCalendar("0 0 1 1 *", time.UTC)
+	if err != nil {
+		return nil, err
+	}
+	return fetch.New(rdb, fetch.WithTimeout(10*time.Second),
+		fetch.WithTemplates(budget("team:", 100, yearly), budget("user:", 60, yearly)))
+}
+
 func start(t *testing.T, model http.Handler) *bench {
 	rdb := testenv.Redis(t).Client()
-	template := func(prefix string, capacity int64) policy.Template {
-		p := policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
-		return policy.Template{Prefix: prefix, Enforce: policy.EnforceLazy, Policy: p}
-	}
-	client, err := fetch.New(rdb, fetch.WithTimeout(10*time.Second),
-		fetch.WithTemplates(template("team:", 100), template("user:", 60)))
+	client, err := newClient(rdb)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, client.Close(context.Background())) })
 	upstream := httptest.NewServer(model)
 	t.Cleanup(upstream.Close)
-	g := newGateway(client, strings.TrimPrefix(upstream.URL, "http://"), hclog.NewNullLogger())
+	g := newGateway(client, strings.TrimPrefix(upstream.URL, "http://"), time.Minute, hclog.NewNullLogger())
 	gateway := httptest.NewServer(g)
 	t.Cleanup(gateway.Close)
-	return &bench{t, client, gateway}
+	return &bench{t, rdb, client, gateway}
 }
 
 // ask sends a request of a user of the team red.
@@ -154,7 +167,10 @@ func TestATeamWithoutTokensIsDeniedAndNoBucketIsCharged(t *testing.T) {
 	res := b.ask(t.Context(), "ben", body)
 	defer res.Body.Close()
 	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
-	require.Equal(t, "3600", res.Header.Get("Retry-After"), "one token is missing")
+	wait, err := strconv.Atoi(res.Header.Get("Retry-After"))
+	require.NoError(t, err)
+	now := time.Now()
+	require.InDelta(t, time.Date(now.UTC().Year()+1, 1, 1, 0, 0, 0, 0, time.UTC).Sub(now).Seconds(), wait, 60)
 	text, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
 	require.Contains(t, string(text), "team:red has too few tokens")
@@ -162,13 +178,103 @@ func TestATeamWithoutTokensIsDeniedAndNoBucketIsCharged(t *testing.T) {
 	b.left("ben", 48, 60)
 }
 
-func TestMoreThanTheEstimateIsTakenAsFarAsItIsThere(t *testing.T) {
+func TestMoreThanTheEstimateIsTakenAndOwed(t *testing.T) {
 	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"choices": [{}], "usage": {"total_tokens": 70}}`) // an answer that is no stream
 	}))
 	res := b.ask(t.Context(), "ann", body)
 	require.NoError(t, res.Body.Close())
-	b.left("ann", 30, 0)
+	b.left("ann", 30, 0) // and 10 are owed to the next year
+}
+
+// The user is denied after the team's tokens were reserved.
+func TestADenialOfTheUserUndoesTheTeamsReservation(t *testing.T) {
+	b := start(t, fakeLLM{pace: atOnce})
+	_, err := b.client.Take(t.Context(), "user:red/ann", 12)
+	require.NoError(t, err)
+	res := b.ask(t.Context(), "ann", body)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusTooManyRequests, res.StatusCode)
+	text, err := io.ReadAll(res.Body)
+	require.NoError(t, err)
+	require.Contains(t, string(text), "user:red/ann has too few tokens")
+	b.left("ann", 100, 48)
+}
+
+// A thousand streams at once ask for the budget of one.
+func TestStreamsAtOnceDoNotOverrunABudget(t *testing.T) {
+	const streams = 1000
+	release := make(chan struct{})
+	var reached, denied atomic.Int64
+	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		reached.Add(1)
+		<-release
+		_, _ = io.WriteString(w, `{"choices": [{}], "usage": {"total_tokens": 55}}`) // 6 beyond the estimate
+	}))
+	var asked sync.WaitGroup
+	for range streams {
+		asked.Go(func() {
+			res := b.ask(t.Context(), "ann", body)
+			defer res.Body.Close()
+			if res.StatusCode == http.StatusTooManyRequests && denied.Add(1) == streams-1 {
+				close(release)
+			}
+			_, _ = io.Copy(io.Discard, res.Body)
+		})
+	}
+	asked.Wait()
+	require.EqualValues(t, 1, reached.Load())
+	b.left("ann", 100-55, 60-55)
+}
+
+// killed names the variable with the address of Redis in a process that reserves and is then killed.
+const killed = "LLM_GATEWAY_TEST_REDIS"
+
+func TestMain(m *testing.M) {
+	if addr := os.Getenv(killed); addr != "" {
+		reserveAndWait(addr)
+	}
+	os.Exit(m.Run())
+}
+
+// reserveAndWait reserves in both budgets, writes a line, and waits.
+func reserveAndWait(addr string) {
+	client, err := newClient(redis.NewClient(&redis.Options{Addr: addr}))
+	if err != nil {
+		panic(err)
+	}
+	c := &charge{gateway: &gateway{client: client, longest: 2 * time.Second, log: hclog.Default()}, estimate: 49,
+		ctx: context.Background()}
+	if denied, err := c.reserve(c.ctx, "team:red", "user:red/ann"); err != nil || denied != nil {
+		panic(fmt.Sprint(denied, err))
+	}
+	fmt.Println("reserved")
+	select {}
+}
+
+// The gateway is killed while a stream is under way. Its reservations end after their time, and nothing is minted.
+func TestTheReservationsOfAKilledGatewayEnd(t *testing.T) {
+	b := start(t, fakeLLM{pace: atOnce})
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), killed+"="+b.rdb.Options().Addr)
+	out, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	line, err := bufio.NewReader(out).ReadString('\n')
+	require.NoError(t, err)
+	require.Equal(t, "reserved\n", line)
+	require.NoError(t, cmd.Process.Kill())
+	_ = cmd.Wait()
+	for key, all := range map[string]int64{"team:red": 100, "user:red/ann": 60} {
+		require.Eventually(t, func() bool {
+			r, err := b.client.Take(t.Context(), key, all)
+			require.NoError(t, err)
+			return r.OK
+		}, 10*time.Second, 50*time.Millisecond, key)
+		r, err := b.client.Take(t.Context(), key, 1)
+		require.NoError(t, err)
+		require.False(t, r.OK, "minted in %s", key)
+	}
 }
 
 func TestAModelThatFailsCostsNothing(t *testing.T) {

@@ -65,7 +65,8 @@ func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 // Redis doesn't change what the next one shows.
 func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
 	t.Parallel()
-	pages := []string{"README.md", "docs/tutorials/sdk.md", "docs/tutorials/pool.md", "docs/tutorials/kubernetes.md"}
+	pages := []string{"README.md", "docs/tutorials/sdk.md", "docs/tutorials/llm.md", "docs/tutorials/pool.md",
+		"docs/tutorials/kubernetes.md"}
 	texts := map[string]string{}
 	documents(t, func(path, text string) { texts[path] = text })
 	all := ""
