@@ -3,7 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
-	"os"
+	"maps"
+	"slices"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -22,7 +23,8 @@ func newCheckCommand(e env) *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Validate the sidecar's files of limits",
 		Long: `Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without
-connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1 if a file can't be read.`,
+connecting to anything. Of a directory the YAML files are validated. The exit code is 0, 2 with every problem on
+stderr, or 1 if a file can't be read.`,
 		Example: "  consumer check edge.yaml limits.yaml",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -34,12 +36,15 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 				fmt.Fprintln(e.Stderr, text)
 			}
 			forEnvoy := make(map[string][]byte)
+			contents := make(map[string][]byte)
 			for _, path := range args {
-				data, err := os.ReadFile(path)
-				if err != nil {
+				if err := readAll(path, contents); err != nil {
 					failed = append(failed, err)
-					continue
 				}
+			}
+			paths := slices.Sorted(maps.Keys(contents))
+			for _, path := range paths {
+				data := contents[path]
 				if !isNamed(data) {
 					forEnvoy[path] = data
 					continue
@@ -61,7 +66,7 @@ connecting to anything. The exit code is 0, 2 with every problem on stderr, or 1
 			case wrong:
 				return errWrongFiles
 			}
-			for _, path := range args {
+			for _, path := range paths {
 				if forEnvoy[path] != nil {
 					domain, n := all.Describe(path)
 					fmt.Fprintf(e.Stdout, "%s: ok: rate limits for envoy, domain %s: %s\n", path, domain, count(int64(n), "limit"))

@@ -10,6 +10,7 @@ import (
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/redis/go-redis/v9"
+	"golang.org/x/net/http/httpguts"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
@@ -24,7 +25,9 @@ type limitFiles struct {
 	envoy   []string // of rate limits for Envoy
 	named   []string // of limits by name, at most one
 	shadow  bool
+	quota   bool
 	headers bool
+	names   envoy.HeaderNames
 }
 
 // inForce is what the files say.
@@ -36,8 +39,16 @@ type inForce struct {
 func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
 
 func (f *limitFiles) validate() error {
-	if len(f.envoy) == 0 && (f.shadow || f.headers) {
-		return cli.Usage(errors.New("--envoy-shadow and --envoy-headers go with --envoy"))
+	if len(f.envoy) == 0 && (f.shadow || f.quota || f.headers) {
+		return cli.Usage(errors.New("--envoy-shadow, --envoy-quota and --envoy-headers go with --envoy"))
+	}
+	for flag, name := range map[string]string{
+		"--envoy-limit-header": f.names.Limit, "--envoy-remaining-header": f.names.Remaining,
+		"--envoy-reset-header": f.names.Reset,
+	} {
+		if !httpguts.ValidHeaderFieldName(name) {
+			return cli.Usage(fmt.Errorf("%s %q: want the name of a header, such as X-RateLimit-Limit", flag, name))
+		}
 	}
 	if len(f.named) > 1 {
 		return cli.Usage(fmt.Errorf("--limits: %d files; want one", len(f.named)))
@@ -51,18 +62,20 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 	if len(f.envoy) > 0 {
 		files := make(map[string][]byte)
 		for _, path := range f.envoy {
-			data, err := os.ReadFile(path)
-			if err != nil {
+			if err := readAll(path, files); err != nil {
 				return now, fmt.Errorf("--envoy: %w", err)
 			}
-			files[path] = data
 		}
 		var err error
 		now.envoy, err = envoy.Parse(files, w)
 		if err != nil {
 			return now, cli.Usage(err)
 		}
-		now.envoy.Shadow, now.envoy.Headers = f.shadow, f.headers
+		now.envoy.Shadow = f.shadow
+		now.envoy.Quota = f.quota
+		if f.headers {
+			now.envoy.Headers = &f.names
+		}
 	}
 	for _, path := range f.named {
 		data, err := os.ReadFile(path)
@@ -75,6 +88,24 @@ func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *en
 		}
 	}
 	return now, nil
+}
+
+// readAll reads a file, or the YAML files of a directory, into files.
+func readAll(path string, files map[string][]byte) error {
+	paths, err := filewatch.Files(path)
+	if err != nil {
+		return err
+	}
+	if len(paths) == 0 {
+		return fmt.Errorf("%s has no file whose name ends in .yaml or .yml", path)
+	}
+	for _, file := range paths {
+		files[file], err = os.ReadFile(file)
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // follower puts changed files in force: when they change, and at SIGHUP.

@@ -18,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/fetch/fetchotel"
 	"github.com/tokenrefill/refiller/fetch/fetchprom"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/credential"
@@ -38,6 +39,7 @@ type serve struct {
 	deadline  time.Duration
 	tls       credential.ServerTLS
 	files     limitFiles
+	windows   envoy.WindowOptions
 	policies  []string
 	logLevel  string
 	logFormat string
@@ -45,7 +47,7 @@ type serve struct {
 }
 
 func newServeCommand(e env) *cobra.Command {
-	s := serve{conn: connection{environ: e.Environ}}
+	s := serve{conn: connection{environ: e.Environ}, windows: envoy.DefaultWindowOptions()}
 	s.options = sidecar.Options{Limits: sidecar.DefaultLimits(), Drain: sidecar.DefaultDrain()}
 	cmd := &cobra.Command{
 		Use:   "serve",
@@ -81,10 +83,18 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.files.named, "limits", nil,
 		"file of limits by name, which is followed: lazy buckets, windows, pacing, schedules")
-	f.StringArrayVar(&s.files.envoy, "envoy", nil, "file of rate limits for Envoy, one domain each, which is followed")
+	f.StringArrayVar(&s.files.envoy, "envoy", nil,
+		"file of rate limits for Envoy, one domain each, or a directory of such files, which is followed")
 	f.BoolVar(&s.files.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
 	f.BoolVar(&s.files.headers, "envoy-headers", false,
 		"have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
+	f.BoolVar(&s.files.quota, "envoy-quota", false, "answer Envoy as if each limit had quota_mode")
+	f.StringVar(&s.files.names.Limit, "envoy-limit-header", "RateLimit-Limit", "name of this header")
+	f.StringVar(&s.files.names.Remaining, "envoy-remaining-header", "RateLimit-Remaining", "name of this header")
+	f.StringVar(&s.files.names.Reset, "envoy-reset-header", "RateLimit-Reset", "name of this header")
+	f.StringVar(&s.windows.Prefix, "envoy-key-prefix", "", "what the keys of Envoy's windows begin with in Redis")
+	f.IntVar(&s.windows.Remembered, "envoy-local-cache", s.windows.Remembered,
+		"how many of Envoy's windows without tokens are denied from memory, for up to a second; 0 for none")
 	f.StringVar(&s.tls.Cert, "tls-cert", "",
 		"PEM file of the certificate for TLS on TCP addresses; read for each handshake")
 	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of its key")
@@ -96,6 +106,8 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.IntVar(&o.Limits.Waits, "waits", o.Limits.Waits, "most waits for tokens under way; one client may have half of them")
 	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
 	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
+	f.DurationVar(&o.Limits.ConnectionAge, "max-connection-age", o.Limits.ConnectionAge,
+		"how old a connection gets before its client is asked to open another, perhaps to another sidecar; 0 for no bound")
 	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may ask for")
 	f.DurationVar(&o.Limits.Patience, "client-timeout", o.Limits.Patience,
 		"how long a client may take to send a request, and to read the answer")
@@ -131,6 +143,15 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	defer rdb.Close()
 	hook := fetchprom.New(fetchprom.Policies(s.policies...))
 	opts := []fetch.Option{fetch.WithHook(hook), fetch.WithCacheSize(s.cacheSize)}
+	traces, shutdown, err := newTraces(cmd.Context(), e.Environ, log)
+	if err != nil {
+		return err
+	}
+	defer shutdown()
+	if traces != nil {
+		s.options.Traces = traces
+		opts = append(opts, fetch.WithHook(fetchotel.New(traces, fetchotel.Policies(s.policies...))))
+	}
 	if s.deadline > 0 {
 		opts = append(opts, fetch.WithTimeout(s.deadline))
 	}
@@ -151,7 +172,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer follower.Close()
 	registry.MustRegister(follower.ok)
-	windows := envoy.NewWindows(rdb, func() time.Duration { return s.options.Client.Timeout(lua.TemplatesKey) })
+	timeout := func() time.Duration { return s.options.Client.Timeout(lua.TemplatesKey) }
+	windows := envoy.NewWindows(rdb, timeout, s.windows)
 	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
 	first, err := load()
 	if err != nil {
@@ -204,6 +226,9 @@ func (s *serve) check(e env) (err error) {
 	}
 	if err := s.files.validate(); err != nil {
 		return err
+	}
+	if err := s.windows.Validate(); err != nil {
+		return cli.Usage(err)
 	}
 	s.options.TLS, err = s.serverTLS()
 	return err

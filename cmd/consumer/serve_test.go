@@ -285,6 +285,36 @@ func TestServeFollowsItsFiles(t *testing.T) {
 	accepted("1")
 }
 
+// A new file in a directory is in force without a restart, and so is the end of one.
+func TestServeFollowsADirectory(t *testing.T) {
+	server, _ := newBucket(t, hourly(3))
+	dir := t.TempDir()
+	domain := func(name string) {
+		text := "domain: " + name + "\ndescriptors:\n  - {key: k, rate_limit: {unit: day, requests_per_unit: 1}}\n"
+		require.NoError(t, os.WriteFile(dir+"/"+name+".yaml", []byte(text), 0o600))
+	}
+	domain("edge")
+	_, address, _ := startSidecar(t, server.URL(), "--envoy", dir)
+	config := func() string {
+		res, err := http.Get("http://" + address + "/rlconfig")
+		require.NoError(t, err)
+		defer res.Body.Close()
+		body, err := io.ReadAll(res.Body)
+		require.NoError(t, err)
+		return string(body)
+	}
+	const edge = "edge.k: unit=DAY requests_per_unit=1, shadow_mode: false, quota_mode: false\n"
+	require.Equal(t, edge, config())
+	domain("mail")
+	require.Eventually(t, func() bool { return config() == edge+strings.Replace(edge, "edge", "mail", 1) },
+		20*time.Second, 10*time.Millisecond)
+	checked := consumer(t.Context(), server.URL(), "check", dir)
+	require.Equal(t, cli.ExitOK, checked.code, checked.stderr)
+	require.Contains(t, checked.stdout, dir+"/mail.yaml: ok: rate limits for envoy, domain mail: 1 limit\n")
+	require.NoError(t, os.Remove(dir+"/mail.yaml"))
+	require.Eventually(t, func() bool { return config() == edge }, 20*time.Second, 10*time.Millisecond)
+}
+
 // A SIGHUP, as of a terminal that closes, doesn't end a sidecar that follows no file.
 func TestServeOutlivesAHangUp(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))

@@ -16,7 +16,7 @@ import (
 // admit has each call over HTTP wait for its turn before it runs, and measures calls that do not wait for tokens.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		origin := originOf(addrOf(r.Context()), r.TLS)
+		origin := originOf(connOf(r.Context()).addr, r.TLS)
 		leave := func() {}
 		defer func() { leave() }()
 		began, waits := time.Now(), false
@@ -35,11 +35,13 @@ func (s *Server) admit(next http.Handler) http.Handler {
 	})
 }
 
-// closeWhileDraining has clients close their connections once the server drains. Otherwise a client would send a
-// request on a connection that the server closes at that moment.
-func (s *Server) closeWhileDraining(next http.Handler) http.Handler {
+// closeConnections has clients close their connections once these are too old or the server drains. Otherwise a client
+// would send a request on a connection that the server closes at that moment.
+func (s *Server) closeConnections(next http.Handler) http.Handler {
+	most := s.opts.Limits.ConnectionAge
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if s.draining.Err() != nil {
+		old := most > 0 && time.Since(connOf(r.Context()).begun) >= most
+		if old || s.draining.Err() != nil {
 			w.Header().Set("Connection", "close")
 		}
 		next.ServeHTTP(w, r)
@@ -97,6 +99,12 @@ func (s *Server) withServerPages(next http.Handler) http.Handler {
 			s.plain(w, r, "text/plain; charset=utf-8", []byte("ok\n"))
 		case "/openapi.yaml":
 			s.plain(w, r, "application/yaml", httpapi.OpenAPI)
+		case "/rlconfig":
+			if s.envoy == nil {
+				s.notFound(w, r)
+				return
+			}
+			s.plain(w, r, "text/plain; charset=utf-8", []byte(s.envoy.Dump()))
 		case "/metrics":
 			if s.opts.Metrics != nil {
 				s.opts.Metrics.ServeHTTP(w, r)

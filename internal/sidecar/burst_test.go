@@ -99,7 +99,7 @@ func TestEnvoysBurstIsServedWithoutAnErrorAndWithinTheWindow(t *testing.T) {
 	b := start(t, func(o *Options, b *bench) {
 		var err error
 		o.Envoy, err = envoy.Parse(map[string][]byte{"burst.yaml": []byte(file)},
-			envoy.NewWindows(b.rdb, always(patience)))
+			envoy.NewWindows(b.rdb, always(patience), envoy.DefaultWindowOptions()))
 		require.NoError(t, err)
 		o.Limits.QueueWait = o.Limits.Patience
 	})

@@ -8,6 +8,7 @@ import (
 	"net"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
@@ -79,14 +80,20 @@ func clientOf(origin string, a call.Asks) string {
 	return client
 }
 
-type addrKey struct{}
+type connKey struct{}
 
-// withAddr keeps the connection's address for calls over HTTP.
-func withAddr(ctx context.Context, c net.Conn) context.Context {
-	return context.WithValue(ctx, addrKey{}, c.RemoteAddr())
+// connection is what calls over HTTP know of the connection that they came on.
+type connection struct {
+	addr  net.Addr
+	begun time.Time
 }
 
-func addrOf(ctx context.Context) net.Addr {
-	addr, _ := ctx.Value(addrKey{}).(net.Addr)
-	return addr
+// withConn keeps the connection for calls over HTTP.
+func withConn(ctx context.Context, c net.Conn) context.Context {
+	return context.WithValue(ctx, connKey{}, connection{c.RemoteAddr(), time.Now()})
+}
+
+func connOf(ctx context.Context) connection {
+	c, _ := ctx.Value(connKey{}).(connection)
+	return c
 }

@@ -111,7 +111,7 @@ descriptors:
 	registry := prometheus.NewRegistry()
 	b := start(t, func(o *Options, b *bench) {
 		limits, err := envoy.Parse(map[string][]byte{"edge.yaml": []byte(file)},
-			envoy.NewWindows(b.rdb, always(patience)))
+			envoy.NewWindows(b.rdb, always(patience), envoy.DefaultWindowOptions()))
 		require.NoError(t, err)
 		o.Envoy, o.Registry = limits, registry
 	})

@@ -26,7 +26,8 @@ func edgeLimits(t testing.TB, b *bench) *envoy.Limits {
 	t.Helper()
 	edge, err := os.ReadFile("envoy/testdata/edge.yaml")
 	require.NoError(t, err)
-	limits, err := envoy.Parse(map[string][]byte{"edge.yaml": edge}, envoy.NewWindows(b.rdb, always(patience)))
+	windows := envoy.NewWindows(b.rdb, always(patience), envoy.DefaultWindowOptions())
+	limits, err := envoy.Parse(map[string][]byte{"edge.yaml": edge}, windows)
 	require.NoError(t, err)
 	return limits
 }
@@ -295,7 +296,9 @@ func TestShadowForAllNeverDenies(t *testing.T) {
 
 func TestResponseHeadersDescribeTheStrictestLimit(t *testing.T) {
 	t.Parallel()
-	_, c := envoyBench(t, func(l *envoy.Limits) { l.Headers = true })
+	_, c := envoyBench(t, func(l *envoy.Limits) {
+		l.Headers = &envoy.HeaderNames{Limit: "RateLimit-Limit", Remaining: "RateLimit-Remaining", Reset: "RateLimit-Reset"}
+	})
 	headersOf := func(res *rls.RateLimitResponse) map[string]string {
 		m := make(map[string]string)
 		for _, h := range res.GetResponseHeadersToAdd() {

@@ -115,7 +115,8 @@ func TestTheExampleForEnvoyLimits(t *testing.T) {
 	b := start(t, func(o *Options, b *bench) {
 		data, err := os.ReadFile(exampleDir + "limits.yaml")
 		require.NoError(t, err)
-		o.Envoy, err = envoy.Parse(map[string][]byte{"limits.yaml": data}, envoy.NewWindows(b.rdb, always(patience)))
+		o.Envoy, err = envoy.Parse(map[string][]byte{"limits.yaml": data},
+			envoy.NewWindows(b.rdb, always(patience), envoy.DefaultWindowOptions()))
 		require.NoError(t, err)
 	})
 	for key, capacity := range map[string]int64{"checkout": 6, "partner:acme": 2, "llm:red": 100} {

@@ -191,7 +191,7 @@ descriptors:
   - {key: user, rate_limit: {bucket: "user:{value}"}, descriptors: [{key: route, rate_limit: {bucket: "{descriptor}"}}]}
   - {key: free, rate_limit: {unlimited: true}}
   - {key: try, shadow_mode: true, rate_limit: {bucket: checkout}}
-`)}, envoy.NewWindows(z.rdb, always(patience)))
+`)}, envoy.NewWindows(z.rdb, always(patience), envoy.WindowOptions{}))
 	require.NoError(f, err)
 	s := envoy.NewServer(limits, z.client, nil, hclog.NewNullLogger())
 	for _, req := range []*rls.RateLimitRequest{

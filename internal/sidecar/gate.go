@@ -22,6 +22,7 @@ import (
 type gate struct {
 	turns    *turns
 	metrics  *metrics.Metrics
+	traces   tracer
 	longest  time.Duration   // a unary call may take, its request included
 	draining context.Context // ends when health turns
 }
@@ -46,7 +47,9 @@ func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 	return ctx, nil
 }
 
-func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (
+	_ any, err error,
+) {
 	if strings.HasPrefix(info.FullMethod, healthPrefix) {
 		return handler(ctx, req) // a busy client is not an unhealthy server
 	}
@@ -54,6 +57,8 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	if !wants.Waits {
 		defer func() { g.metrics.Took(doorOf(req), time.Since(began)) }()
 	}
+	ctx, end := g.traces.grpc(ctx, info.FullMethod, doorOf(req))
+	defer func() { end(err) }()
 	untimed, _ := ctx.Value(untimedKey{}).(bool)
 	leave, err := g.turns.enter(ctx, grpcOrigin(ctx), wants, !untimed)
 	if err != nil {

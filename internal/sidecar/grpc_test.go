@@ -281,7 +281,7 @@ descriptors:
   - key: class
     value: batch
     rate_limit: {bucket: llm, leave: 20%}
-`)}, envoy.NewWindows(b.rdb, always(patience)))
+`)}, envoy.NewWindows(b.rdb, always(patience), envoy.DefaultWindowOptions()))
 		require.NoError(t, err)
 		o.Envoy = limits
 	})

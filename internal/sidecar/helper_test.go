@@ -9,6 +9,8 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -126,6 +128,16 @@ func (b *bench) tries() string {
 	return info["Commandstats"]["cmdstat_evalsha"]
 }
 
+// scriptCalls is the number of calls in Redis' line about a command.
+func scriptCalls(t testing.TB, line string) int {
+	t.Helper()
+	m := regexp.MustCompile(`calls=(\d+)`).FindStringSubmatch(line)
+	require.NotNil(t, m, line)
+	n, err := strconv.Atoi(m[1])
+	require.NoError(t, err)
+	return n
+}
+
 func (b *bench) url(path string) string { return "http://" + b.server.HTTPAddrs()[0].String() + path }
 
 // reply is what came over HTTP.
@@ -133,6 +145,7 @@ type reply struct {
 	status int
 	header http.Header
 	body   []byte
+	close  bool // the server closes the connection
 }
 
 // media returns the media type of the body; that of most answers if a test has made this one.
@@ -171,7 +184,7 @@ func send(t testing.TB, client *http.Client, method, url, body string, header ..
 	defer res.Body.Close()
 	data, err := io.ReadAll(res.Body)
 	require.NoError(t, err)
-	return reply{res.StatusCode, res.Header, data}
+	return reply{res.StatusCode, res.Header, data, res.Close}
 }
 
 func (b *bench) post(path, body string) reply {
@@ -341,7 +354,7 @@ func failing(t *testing.T, err error) reply {
 	t.Helper()
 	w := httptest.NewRecorder()
 	httpapi.Fail(w, err, hclog.NewNullLogger())
-	return reply{w.Code, w.Header(), w.Body.Bytes()}
+	return reply{status: w.Code, header: w.Header(), body: w.Body.Bytes()}
 }
 
 // always is a deadline that does not change.

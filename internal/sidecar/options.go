@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/go-hclog"
 	"github.com/prometheus/client_golang/prometheus"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
@@ -40,9 +41,11 @@ type Options struct {
 	Metrics http.Handler
 	// Registry gets the Server's metrics; nil: they are not exported.
 	Registry prometheus.Registerer
-	Limits   Limits
-	Drain    Drain
-	Logger   hclog.Logger // nil: none
+	// Traces makes a span of each call; nil: there are none.
+	Traces trace.TracerProvider
+	Limits Limits
+	Drain  Drain
+	Logger hclog.Logger // nil: none
 }
 
 // Limits bounds what clients can do.
@@ -60,6 +63,9 @@ type Limits struct {
 	Waits int
 	// Connections is the most connections from one address or process.
 	Connections int
+	// ConnectionAge is how old a connection gets before its client is asked to open another one; 0 means no bound.
+	// Otherwise the clients of a service that is scaled out would go on using the first servers.
+	ConnectionAge time.Duration
 	// Body is the most bytes of a request.
 	Body int
 	// Wait is the longest wait for tokens that a call may ask for.
@@ -84,8 +90,8 @@ type Drain struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Calls: 256, ClientCalls: 128, Queue: 1 << 15,
-		QueueWait: 2 * time.Second, Waits: 4096, Connections: 4096, Body: 64 << 10, Wait: time.Minute,
-		Patience: 10 * time.Second,
+		QueueWait: 2 * time.Second, Waits: 4096, Connections: 4096, ConnectionAge: 24 * time.Hour, Body: 64 << 10,
+		Wait: time.Minute, Patience: 10 * time.Second,
 	}
 }
 
@@ -124,6 +130,8 @@ func (o Options) Validate() error {
 	between("--drain-delay", d.Delay, 0, time.Hour)
 	between("--drain-timeout", d.Timeout, 0, time.Hour)
 	between("--client-timeout", l.Patience, 10*time.Millisecond, time.Hour)
+	bad(l.ConnectionAge == 0 || l.ConnectionAge >= time.Second && l.ConnectionAge <= 30*24*time.Hour,
+		"--max-connection-age %s: want 1s to 720h, or 0 for no bound", l.ConnectionAge)
 	between("--queue-wait", l.QueueWait, time.Millisecond, time.Minute)
 	return errors.Join(errs...)
 }

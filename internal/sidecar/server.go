@@ -92,11 +92,18 @@ func Listen(opts Options) (*Server, error) {
 		s.closeListeners()
 		return nil, err
 	}
+	var decide httpapi.EnvoyDoor
+	if opts.Envoy != nil {
+		decide = func(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+			return s.envoy.Decide(ctx, req)
+		}
+	}
 	api := httpapi.New(httpapi.Config{
+		Envoy:  decide,
 		Client: opts.Client, Limits: s.door(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
 		Patience: opts.Limits.Patience, Metrics: counts, Logger: s.log,
 	})
-	s.http = s.newHTTP(s.withServerPages(s.admit(api)), opts.TLS)
+	s.http = s.newHTTP(s.withServerPages(newTracer(opts.Traces).http(s.admit(api))), opts.TLS)
 	s.admin = s.newHTTP(s.withServerPages(http.HandlerFunc(s.notFound)), nil)
 	s.grpc = s.newGRPC()
 	return s, nil
@@ -154,7 +161,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
 	return &http.Server{
-		Handler:           s.closeWhileDraining(s.refuseForeign(h)),
+		Handler:           s.closeConnections(s.refuseForeign(h)),
 		TLSConfig:         config,
 		ReadHeaderTimeout: l.Patience,
 		ReadTimeout:       l.Patience,
@@ -162,7 +169,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 		IdleTimeout:       6 * l.Patience,
 		MaxHeaderBytes:    maxHeader,
 		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // of clients
-		ConnContext:       withAddr,
+		ConnContext:       withConn,
 		Protocols:         protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 	}
@@ -170,12 +177,17 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 
 func (s *Server) newGRPC() *grpc.Server {
 	l := s.opts.Limits
-	g := &gate{turns: s.turns, metrics: s.metrics, longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining}
+	g := &gate{
+		turns: s.turns, metrics: s.metrics, traces: newTracer(s.opts.Traces),
+		longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining,
+	}
 	opts := []grpc.ServerOption{
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.InTapHandle(g.tap),
 		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(l.Patience), grpc.WaitForHandlers(true),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: 6 * l.Patience, Timeout: l.Patience}),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: 6 * l.Patience, Timeout: l.Patience, MaxConnectionAge: l.ConnectionAge, MaxConnectionAgeGrace: g.longest,
+		}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: 5 * time.Second, PermitWithoutStream: true}),
 	}
 	if s.opts.TLS != nil {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -31,7 +32,7 @@ type Options struct {
 	Gone   bool          // Run reports it as well when the file can't be read any more
 }
 
-// File is a file that is watched from New on.
+// File is a file, or a directory of YAML files, that is watched from New on.
 type File struct {
 	path       string
 	poll       time.Duration
@@ -43,8 +44,8 @@ type File struct {
 	events     *fsnotify.Watcher // nil: polling alone
 }
 
-// New begins to watch the file at path: Run reports every content other than
-// that at the call of New. The file must be readable. The File must be run or
+// New begins to watch the file or the directory at path: Run reports every content other than that at the call of New.
+// The content of a directory is that of its YAML files, with their names. It must be readable. The File must be run or
 // closed.
 func New(path string, o Options) (*File, error) {
 	f := &File{path: path, poll: o.Poll, log: o.Logger, reportGone: o.Gone}
@@ -84,6 +85,10 @@ func (f *File) Close() error {
 func (f *File) watch() error {
 	if err := f.events.Add(filepath.Dir(f.path)); err != nil {
 		return err
+	}
+	if isDirectory(f.path) {
+		// Each file of a mounted ConfigMap is a link through another link in this directory, which changes.
+		return f.events.Add(f.path)
 	}
 	target, err := filepath.EvalSymlinks(f.path)
 	if err != nil {
@@ -169,17 +174,57 @@ func (f *File) refresh(changed func()) {
 	}
 }
 
-// Sum is the digest of the content of the file at path.
+// Sum is the digest of the content of the file at path, or of a directory's YAML files and their names.
 func Sum(path string) (digest [sha256.Size]byte, err error) {
-	file, err := os.Open(path)
+	files, err := Files(path)
 	if err != nil {
 		return digest, err
 	}
-	defer file.Close()
 	h := sha256.New()
-	if _, err := io.Copy(h, file); err != nil {
-		return digest, err
+	for _, file := range files {
+		if file != path {
+			fmt.Fprintf(h, "%q\n", file)
+		}
+		if err := addContent(h, file); err != nil {
+			return digest, err
+		}
 	}
 	h.Sum(digest[:0])
 	return digest, nil
+}
+
+func addContent(h io.Writer, path string) error {
+	file, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	_, err = io.Copy(h, file)
+	return err
+}
+
+// Files returns the path itself or, if it is a directory, the paths of the YAML files in it, in the order of their
+// names. Files whose names begin with a dot are left out, and so are directories.
+func Files(path string) ([]string, error) {
+	if !isDirectory(path) {
+		return []string{path}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var files []string
+	for _, e := range entries {
+		ext := filepath.Ext(e.Name())
+		file := filepath.Join(path, e.Name())
+		if (ext == ".yaml" || ext == ".yml") && !strings.HasPrefix(e.Name(), ".") && !isDirectory(file) {
+			files = append(files, file)
+		}
+	}
+	return files, nil
+}
+
+func isDirectory(path string) bool {
+	info, err := os.Stat(path)
+	return err == nil && info.IsDir()
 }

@@ -23,14 +23,18 @@ var ErrLimits = errors.New("sidecar: bad rate limits")
 type Limits struct {
 	// Shadow has every descriptor answered as if it had shadow_mode.
 	Shadow bool
-	// Headers adds RateLimit-Limit, -Remaining and -Reset, and Retry-After to a
-	// denial, to the response.
-	Headers bool
+	// Quota has every limit answered as if it had quota_mode.
+	Quota bool
+	// Headers are added to the response, and Retry-After to a denial; nil: none.
+	Headers *HeaderNames
 
 	domains map[string]*node
 	windows *Windows
 	files   map[string]content
 }
+
+// HeaderNames are the names of headers: the limit, what is left, and the seconds until the limit is reset.
+type HeaderNames struct{ Limit, Remaining, Reset string }
 
 // content is what a file limits.
 type content struct {

@@ -60,7 +60,8 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 // The limiter of a window is made once, whatever the request, and the limits of requests don't accumulate.
 func TestALimiterOfAWindowIsMadeOnce(t *testing.T) {
 	t.Parallel()
-	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), func() time.Duration { return time.Second })
+	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), func() time.Duration { return time.Second },
+		WindowOptions{})
 	minute := units["minute"]
 	first, err := w.taker(quota{minute, 100})
 	require.NoError(t, err)

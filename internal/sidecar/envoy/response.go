@@ -45,8 +45,8 @@ func (r *Limits) response(req *rls.RateLimitRequest, ds []decision, over bool) *
 	if described {
 		res.DynamicMetadata = metadata(req, ds)
 	}
-	if r.Headers {
-		res.ResponseHeadersToAdd = headers(ds, res)
+	if r.Headers != nil {
+		res.ResponseHeadersToAdd = headers(*r.Headers, ds, res)
 	}
 	return res
 }
@@ -130,7 +130,7 @@ func merge(into, from *structpb.Struct) {
 }
 
 // headers describe the strictest limit: one that denies, else the one with the fewest tokens left.
-func headers(ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
+func headers(names HeaderNames, ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
 	strictest := -1
 	over := func(i int) bool { return res.OverallCode == res.Statuses[i].Code && ds[i].over() }
 	for i, st := range res.Statuses {
@@ -147,15 +147,15 @@ func headers(ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
 	}
 	st := res.Statuses[strictest]
 	out := []*core.HeaderValue{
-		{Key: "RateLimit-Limit", Value: strconv.FormatUint(uint64(st.CurrentLimit.RequestsPerUnit), 10)},
-		{Key: "RateLimit-Remaining", Value: strconv.FormatUint(uint64(st.LimitRemaining), 10)},
+		{Key: names.Limit, Value: strconv.FormatUint(uint64(st.CurrentLimit.RequestsPerUnit), 10)},
+		{Key: names.Remaining, Value: strconv.FormatUint(uint64(st.LimitRemaining), 10)},
 	}
 	t := ds[strictest].untilReset()
 	if t == fetch.Never {
 		return out
 	}
 	seconds := strconv.FormatInt(int64((t+time.Second-1)/time.Second), 10)
-	out = append(out, &core.HeaderValue{Key: "RateLimit-Reset", Value: seconds})
+	out = append(out, &core.HeaderValue{Key: names.Reset, Value: seconds})
 	if over(strictest) {
 		out = append(out, &core.HeaderValue{Key: "Retry-After", Value: seconds})
 	}

@@ -63,18 +63,24 @@ func (d *decision) decides() bool { return d.limit != nil && !d.limit.unlimited 
 // over reports whether the descriptor is denied, and says so.
 func (d *decision) over() bool { return d.decides() && !d.result.OK && !d.shadow }
 
-// ShouldRateLimit implements rls.RateLimitServiceServer. It takes for all descriptors or, if the request is over limit,
-// for none but those in shadow mode and those that charge what is there.
+// ShouldRateLimit implements rls.RateLimitServiceServer, as Decide does.
 func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
+	res, err := s.Decide(ctx, req)
+	return res, call.GRPCError(err)
+}
+
+// Decide takes for all descriptors or, if the request is over limit, for none but those in shadow mode and those that
+// charge what is there.
+func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	limits := s.limits.Load()
 	ds, err := s.decisions(limits, req)
 	if err != nil {
-		return nil, call.GRPCError(err)
+		return nil, err
 	}
-	over, err := s.decide(ctx, ds)
+	over, err := s.decide(ctx, ds, limits.Quota)
 	s.count(ds)
 	if err != nil {
-		return nil, call.GRPCError(err)
+		return nil, err
 	}
 	return limits.response(req, ds, over), nil
 }
@@ -206,7 +212,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	d.shadow = r.Shadow || d.limit.shadow
 	d.taker = d.limit.window
 	if d.taker != nil {
-		d.key = windowKey(inDomain, entries)
+		d.key = windowKey(r.windows.prefix, inDomain, entries)
 		return nil
 	}
 	d.key = d.limit.bucket.name(inDomain, entries)
@@ -217,7 +223,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 // one of its limits denies, or all of its quotas do. Then it gives back what was taken, since the request is refused. A
 // descriptor with up_to is charged even if it falls short; its tokens go back only if a descriptor of another kind
 // denies. Descriptors that give back are asked last: a request that is refused gives nothing back.
-func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err error) {
+func (s *Server) decide(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.decides() && d.taker == nil {
 			d.taker = s.buckets
@@ -228,7 +234,7 @@ func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err erro
 		s.giveBack(ctx, ds, true)
 		return false, err
 	}
-	over, refused := s.verdict(ds)
+	over, refused := s.verdict(ds, allQuotas)
 	returns := func(d *decision) bool { return d.decides() && d.back }
 	err = atOnce(ds, returns, func(d *decision) error {
 		return d.ask(ctx, !d.shadow && (refused || over && !d.limit.upTo))
@@ -244,14 +250,19 @@ func (s *Server) decide(ctx context.Context, ds []decision) (over bool, err erro
 }
 
 // verdict reports whether the request is over limit, and whether a descriptor without up_to has refused it.
-func (s *Server) verdict(ds []decision) (over, refused bool) {
+// With allQuotas every limit is a quota, and a descriptor without a limit is a quota that is not exceeded, as in the
+// reference service.
+func (s *Server) verdict(ds []decision, allQuotas bool) (over, refused bool) {
 	quotas, exceeded := 0, 0
 	for i := range ds {
 		d := &ds[i]
+		if allQuotas && d.limit == nil {
+			quotas++
+		}
 		if !d.decides() {
 			continue
 		}
-		isQuota := d.limit.quota && !d.shadow
+		isQuota := (allQuotas || d.limit.quota) && !d.shadow
 		if isQuota {
 			quotas++
 		}

@@ -3,6 +3,8 @@ package envoy
 import (
 	"context"
 	"errors"
+	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -47,16 +49,48 @@ type quota struct {
 
 // Windows keeps the windows of rate limits in Redis. It is safe for concurrent use.
 type Windows struct {
-	rdb      redis.UniversalClient
-	deadline func() time.Duration
+	rdb       redis.UniversalClient
+	deadline  func() time.Duration
+	prefix    string
+	exhausted *exhausted
 
 	mu   sync.Mutex
 	made map[quota]taker
 }
 
+// WindowOptions are choices of Windows.
+type WindowOptions struct {
+	// Prefix begins the windows' keys in Redis: up to MaxPrefix bytes without braces.
+	Prefix string
+	// Remembered is how many windows without tokens are denied from memory, at most; 0 means none.
+	Remembered int
+}
+
+// MaxPrefix bounds the bytes of a prefix.
+const MaxPrefix = 64
+
+const mostRemembered = 1 << 20
+
+// DefaultWindowOptions remembers 16,384 windows.
+func DefaultWindowOptions() WindowOptions { return WindowOptions{Remembered: 1 << 14} }
+
+// Validate reports the first option that is out of range, by its flag of "consumer serve".
+func (o WindowOptions) Validate() error {
+	if len(o.Prefix) > MaxPrefix || strings.ContainsAny(o.Prefix, "{}") {
+		return fmt.Errorf("--envoy-key-prefix %q: want up to %d bytes without braces", o.Prefix, MaxPrefix)
+	}
+	if o.Remembered < 0 || o.Remembered > mostRemembered {
+		return fmt.Errorf("--envoy-local-cache %d: want 0 to %d", o.Remembered, mostRemembered)
+	}
+	return nil
+}
+
 // NewWindows makes Windows whose calls have a deadline, more than 0. It is asked for each call.
-func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration) *Windows {
-	return &Windows{rdb: rdb, deadline: deadline, made: make(map[quota]taker)}
+func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o WindowOptions) *Windows {
+	return &Windows{
+		rdb: rdb, deadline: deadline, prefix: o.Prefix, exhausted: newExhausted(o.Remembered, time.Now),
+		made: make(map[quota]taker),
+	}
 }
 
 // mostMade bounds the limiters that are kept: Envoy may send limits of its own.
@@ -79,24 +113,36 @@ func (w *Windows) taker(q quota) (taker, error) {
 	if len(w.made) >= mostMade {
 		clear(w.made)
 	}
-	t := &timed{l, w.deadline}
+	t := &timed{window: l, quota: q, deadline: w.deadline, exhausted: w.exhausted}
 	w.made[q] = t
 	return t, nil
 }
 
-// timed is a window whose calls have a deadline.
+// timed is a window whose calls have a deadline. It denies from memory while it is known to be exhausted.
 type timed struct {
-	window   *window.Limiter
-	deadline func() time.Duration
+	window    *window.Limiter
+	quota     quota
+	deadline  func() time.Duration
+	exhausted *exhausted
 }
 
 // Take implements taker.
 func (t *timed) Take(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
-	return t.window.Take(ctx, key, n, fetch.WithTimeout(t.deadline()))
+	if r, ok := t.exhausted.denial(windowID{t.quota, key}); ok {
+		return r, nil
+	}
+	r, err := t.window.Take(ctx, key, n, fetch.WithTimeout(t.deadline()))
+	if err == nil {
+		t.exhausted.remember(windowID{t.quota, key}, r)
+	}
+	return r, err
 }
 
 // TakeUpTo implements taker: it takes what is left where n is more than that.
 func (t *timed) TakeUpTo(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
+	if r, ok := t.exhausted.denial(windowID{t.quota, key}); ok {
+		return r, nil
+	}
 	ctx, cancel := context.WithTimeout(ctx, t.deadline())
 	defer cancel()
 	for {
@@ -120,11 +166,13 @@ func (t *timed) Peek(ctx context.Context, key string, _ ...fetch.CallOption) (fe
 func (t *timed) Undo(ctx context.Context, key string, r fetch.Result) error {
 	ctx, cancel := context.WithTimeout(ctx, t.deadline())
 	defer cancel()
+	defer t.exhausted.forget(windowID{t.quota, key})
 	return t.window.Undo(ctx, key, r)
 }
 
 // Return implements taker.
 func (t *timed) Return(ctx context.Context, key string, n int64, _ ...fetch.CallOption) error {
+	defer t.exhausted.forget(windowID{t.quota, key})
 	return t.window.Return(ctx, key, n, fetch.WithTimeout(t.deadline()))
 }
 

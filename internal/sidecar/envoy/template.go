@@ -12,6 +12,7 @@ import (
 
 // template makes the name of a bucket from a domain and a descriptor's entries.
 type template struct {
+	source string // as the file has it
 	parts  []part
 	escape string // the bytes that are escaped in values
 }
@@ -40,7 +41,7 @@ const always = "%{},"
 
 // parseTemplate reads a template for descriptors with these keys.
 func parseTemplate(s string, path []fileDescriptor) (template, error) {
-	t := template{escape: always}
+	t := template{source: s, escape: always}
 	values, separate := 0, true // separate: a mark separates the next value from the last one
 	for rest := s; rest != ""; {
 		before, after, found := strings.Cut(rest, "{")
@@ -178,8 +179,9 @@ func describe(entries []entry, escaped string) string {
 }
 
 // windowKey names the window of a descriptor.
-func windowKey(inDomain string, entries []entry) string {
+func windowKey(prefix, inDomain string, entries []entry) string {
 	var b strings.Builder
+	b.WriteString(prefix)
 	escape(&b, inDomain, always+":")
 	b.WriteByte(':')
 	b.WriteString(describe(entries, always))

@@ -55,7 +55,7 @@ func FuzzDifferentValuesNameDifferentBuckets(f *testing.F) {
 	f.Fuzz(func(t *testing.T, a1, b1, a2, b2 string) {
 		one, two := []entry{{"a", a1}, {"b", b1}}, []entry{{"a", a2}, {"b", b2}}
 		same := a1 == a2 && b1 == b2
-		namers := map[string]func([]entry) string{"window": func(e []entry) string { return windowKey("edge", e) }}
+		namers := map[string]func([]entry) string{"window": func(e []entry) string { return windowKey("", "edge", e) }}
 		for _, s := range []string{"{value:a}:{value:b}", "u{value:a}x_y{value:b}z", "{domain}:{descriptor}"} {
 			tmpl := mustTemplate(t, s, "a", "b")
 			namers[s] = func(e []entry) string { return tmpl.name("edge", e) }
@@ -65,8 +65,8 @@ func FuzzDifferentValuesNameDifferentBuckets(f *testing.F) {
 			require.Equal(t, same, name(one) == name(two), "%s: %q and %q", what, name(one), name(two))
 		}
 		for other, e := range map[string][]entry{"shorter": {{"a", a2}}, "longer key": {{"a_b", a2}}} {
-			require.NotEqual(t, windowKey("edge", one), windowKey("edge", e), other)
+			require.NotEqual(t, windowKey("", "edge", one), windowKey("", "edge", e), other)
 		}
-		require.NotEqual(t, windowKey("edge:a", one), windowKey("edge", two))
+		require.NotEqual(t, windowKey("", "edge:a", one), windowKey("", "edge", two))
 	})
 }

@@ -36,6 +36,7 @@ const checkPath = "/v1/check"
 type Config struct {
 	Client   *fetch.Client
 	Limits   limits.Door
+	Envoy    EnvoyDoor        // nil: there are no limits for Envoy
 	Body     int              // the most bytes of a request
 	Wait     time.Duration    // the longest wait for tokens
 	Patience time.Duration    // how long a client may take to read the answer
@@ -45,8 +46,11 @@ type Config struct {
 
 // Door returns the door of a request, as metrics name it.
 func Door(r *http.Request) string {
-	if r.URL.Path == checkPath {
+	switch r.URL.Path {
+	case checkPath:
 		return metrics.Check
+	case envoyPath:
+		return metrics.Envoy
 	}
 	return metrics.HTTP
 }
@@ -99,6 +103,9 @@ func New(config Config) *Handler {
 	}
 	h.routes = append(h.routes, Route{Method: http.MethodGet, Path: checkPath})
 	h.mux.HandleFunc(checkPath, h.check)
+	if config.Envoy != nil {
+		h.mux.HandleFunc(envoyPath, h.envoy)
+	}
 	h.mux.HandleFunc("/", func(w http.ResponseWriter, _ *http.Request) { Fail(w, call.ErrNoRoute, config.Logger) })
 	return h
 }
@@ -130,24 +137,33 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, into fields) erro
 	return call.Await(r.Context(), asks)
 }
 
-// parse reads the JSON body and returns its size. It insists on the media type, so that no web page can
-// have a browser send it without asking.
+// parse reads the JSON body and returns its size.
 func (h *Handler) parse(w http.ResponseWriter, r *http.Request, into fields) (int, error) {
+	body, err := h.body(w, r)
+	if err != nil {
+		return 0, err
+	}
+	return len(body), decode(body, into)
+}
+
+// body reads a body of JSON. It insists on the media type, so that no web page can have a browser send it without
+// asking.
+func (h *Handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
-		return 0, call.ErrMediaType
+		return nil, call.ErrMediaType
 	}
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, int64(h.config.Body)))
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return 0, fmt.Errorf("%w: more than %d bytes", call.ErrTooLarge, tooLarge.Limit)
+		return nil, fmt.Errorf("%w: more than %d bytes", call.ErrTooLarge, tooLarge.Limit)
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		w.Header().Set("Connection", "close")
-		return 0, call.ErrSlow
+		return nil, call.ErrSlow
 	case err != nil:
-		return 0, fmt.Errorf("%w: read the body: %w", call.ErrBadRequest, err)
+		return nil, fmt.Errorf("%w: read the body: %w", call.ErrBadRequest, err)
 	}
-	return len(body), decode(body, into)
+	return body, nil
 }
 
 // errorAnswer is the body of an answer that says what failed.

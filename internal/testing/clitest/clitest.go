@@ -66,7 +66,7 @@ func ExitCodes(
 		code, said := run(append(strings.Fields(command), "--nonsense"))
 		require.Equal(t, usage, code, "%s: %s", command, said)
 		for _, args := range lists {
-			for _, bad := range []string{filepath.Join(dir, "none.yaml"), dir} {
+			for _, bad := range []string{filepath.Join(dir, "none.yaml"), t.TempDir()} {
 				line := strings.Fields(command + " " + args)
 				for i, word := range line {
 					switch word {
