@@ -65,7 +65,7 @@ func TestTheTutorialOnKubernetesNamesWhatItInstalls(t *testing.T) {
 			require.NoError(t, err, "%s: %s", m, out)
 		}
 	}
-	require.Equal(t, 9, commands)
+	require.Equal(t, 10, commands)
 
 	check := exec.CommandContext(t.Context(), imagetest.Program(t, "refiller"), "check", "-")
 	check.Stdin = bytes.NewBufferString(only[*corev1.ConfigMap](objects)[0].Data["config.yaml"])

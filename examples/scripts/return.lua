@@ -44,12 +44,14 @@ end
 -- by this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget: stepped and of a template. per: µs; of a stepped
+-- policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
 -- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
+local BUDGET = 4
 local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
 local find = string.find
 local format = string.format
@@ -71,7 +73,7 @@ local function policy(text)
   if p ~= nil then return p end
   policies[text] = false
   local version, kind, capacity, tokens, per, interval, rest =
-    match(text, '^(%d+) ([0-3]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
+    match(text, '^(%d+) ([0-4]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
   if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
   p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
     interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
@@ -84,12 +86,15 @@ local function policy(text)
       p[names[n]] = word + 0
     end
   end
+  p.stepped = p.kind == STEPPED or p.kind == BUDGET
+  p.expires = p.kind == TEMPLATE or p.kind == BUDGET
   p.half = floor(p.interval / 2)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
+  p.life_s = 1000000000 -- of a budget whose schedule isn't known
   if p.kind == TEMPLATE then
     -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
-    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
+    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), p.life_s)
     p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
@@ -129,7 +134,7 @@ local function open(s, key)
   s.out = 0
   s.due = 0
   s.debt = 0
-  if p.kind == STEPPED then
+  if p.stepped then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
     s.step, s.next = step + 0, following + 0
@@ -151,7 +156,7 @@ end
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
-  if p.kind == STEPPED then
+  if p.stepped then
     st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
   elseif out then
     st = st .. '+'
@@ -221,7 +226,7 @@ end
 -- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
 -- what consumers do in an outage, is no reason to carry anything over.
 local function same_amounts(p, q)
-  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
@@ -229,7 +234,7 @@ end
 -- Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
-  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+  if p.stepped ~= q.stepped or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
     carry = max(0, floor(carry / p.per * q.per) - 1)

@@ -2,11 +2,13 @@
 --
 -- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; {K}:override only if the bucket may be
 --       created, since an existing bucket already has its override's policy; and, where its template says so: the shard
---       of the active set that it belongs to, the set of the template's buckets alive
+--       of the active set that it belongs to, unless it is a budget; the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
---       the sets share a slot with the buckets
+--       the sets share a slot with the buckets; schedule: see steps, '' unless its buckets are budgets
 --       of each bucket:
 --         template: its number, from 1; 0 for none
+--         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if it is no
+--           use to end what has run out in the bucket
 --         create: 1 if a bucket of the template that is missing is created
 --         tell: 1 to be told the policy also if all takes fit
 --         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
@@ -24,11 +26,16 @@
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
+--         10, since_us: the schedule is of another time. The caller asks again with that of now_us, and with all steps
+--           from since_us on, unless that is 0. Nothing was written
+--         11: the budget has too few tokens, or is opened, and reservations or leases in it have run out. The caller
+--           sweeps it and asks again. Nothing was taken
 --
 -- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
 -- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
 -- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
--- template is switched first, as by a refill: no refill reaches a bucket that is full and idle.
+-- template is switched first, as by a refill: no refill reaches a bucket that is full and idle. Before anything is
+-- taken, a budget is credited the steps that have come, each once: the state has the last one credited.
 -- Shared by the scripts that read keys; it comes before the other pieces.
 local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
@@ -63,12 +70,14 @@ end
 -- by this file.
 -- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
 -- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool. per: µs; of a stepped policy a name of its schedule.
+-- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget: stepped and of a template. per: µs; of a stepped
+-- policy a name of its schedule.
 -- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
 -- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
+local BUDGET = 4
 local call, pcall = redis.call, redis.pcall -- pcall answers an error as a reply
 local find = string.find
 local format = string.format
@@ -90,7 +99,7 @@ local function policy(text)
   if p ~= nil then return p end
   policies[text] = false
   local version, kind, capacity, tokens, per, interval, rest =
-    match(text, '^(%d+) ([0-3]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
+    match(text, '^(%d+) ([0-4]) (%d+) (%d+) (%d+) (%d+)([ %d]*)$')
   if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
   p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
     interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
@@ -103,12 +112,15 @@ local function policy(text)
       p[names[n]] = word + 0
     end
   end
+  p.stepped = p.kind == STEPPED or p.kind == BUDGET
+  p.expires = p.kind == TEMPLATE or p.kind == BUDGET
   p.half = floor(p.interval / 2)
   -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
+  p.life_s = 1000000000 -- of a budget whose schedule isn't known
   if p.kind == TEMPLATE then
     -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
-    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), 1000000000)
+    p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), p.life_s)
     p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
@@ -148,7 +160,7 @@ local function open(s, key)
   s.out = 0
   s.due = 0
   s.debt = 0
-  if p.kind == STEPPED then
+  if p.stepped then
     local step, following = match(rest, '^[+ ]( *%d+) ( *%d+)$')
     if not step then return false end
     s.step, s.next = step + 0, following + 0
@@ -170,7 +182,7 @@ end
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
-  if p.kind == STEPPED then
+  if p.stepped then
     st = st .. format(out and '+%16d %16d' or ' %16d %16d', s.step, s.next)
   elseif out then
     st = st .. '+'
@@ -240,7 +252,7 @@ end
 -- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
 -- what consumers do in an outage, is no reason to carry anything over.
 local function same_amounts(p, q)
-  local kind_kept = (p.kind == STEPPED) == (q.kind == STEPPED)
+  local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
@@ -248,7 +260,7 @@ end
 -- Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
-  if (p.kind == STEPPED) ~= (q.kind == STEPPED) or q.carry_over == 2 then
+  if p.stepped ~= q.stepped or q.carry_over == 2 then
     carry = 0
   elseif q.per ~= p.per then
     carry = max(0, floor(carry / p.per * q.per) - 1)
@@ -262,14 +274,14 @@ local function carried(p, q, tokens, carry)
 end
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for a step: debt first, then
--- tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt included;
--- how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
-local function credit(p, tokens, room, now, last, carry, era, debt, step)
+-- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for some steps: debt first,
+-- then tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt
+-- included; how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
   room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
-  if p.kind == STEPPED then
-    if step then add = p.tokens end
+  if p.stepped then
+    add = steps * p.tokens
   else
     local elapsed = now - last
     if elapsed > p.max_elapsed then elapsed = p.max_elapsed elseif elapsed < 0 then elapsed = 0 end
@@ -290,14 +302,24 @@ local function credit(p, tokens, room, now, last, carry, era, debt, step)
   return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
 end
 -- Shared by the scripts that put another policy in force and are no refill; it follows bucket and credit.
---
+
+-- own_step returns 1 if the step that the bucket's state names has come; otherwise 0. Then all steps up to now count as
+-- credited, since it isn't known how many have come.
+local function own_step(s, now)
+  if s.step >= s.next or s.next > now then return 0 end
+  s.step = now
+  s.next = 0
+  return 1
+end
+
 -- switch settles a bucket that holds tokens under its policy p and puts q in force: nothing is refilled. index is what
--- {K} holds, or nil. It returns the tokens then held; the caller writes them, {K} as s.index, and s.
-local function switch(s, p, q, tokens, index, now)
+-- {K} holds, or nil. steps is how many are to be credited, nil for that of own_step. It returns the tokens then held;
+-- the caller writes them, {K} as s.index, and s.
+local function switch(s, p, q, tokens, index, now, steps)
+  steps = steps or own_step(s, now)
   if (index or 0) == 0 or index == s.index then
-    local step_due = s.step < s.next and s.next <= now
     local _
-    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt, step_due)
+    tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt, steps)
   else
     s.carry = 0 -- a foreign client refills it, and has paid that stretch
   end
@@ -306,6 +328,60 @@ local function switch(s, p, q, tokens, index, now)
   s.index = max(index or 0, s.index) + 1
   s.last = max(s.last, now)
   return min(tokens, room(s, q))
+end
+-- Shared by the scripts that credit budgets; it follows switch.
+-- A budget is a bucket of a template with a schedule. No refill credits it. The call that takes from it does, and sends
+-- what the script has to know of the schedule. This is one text of decimal integers with a space between: full_s, and
+-- successive instants of the schedule in µs. Only the last instant is to come. By full_s, in seconds, steps alone have
+-- filled every bucket of the template twice.
+
+-- schedule reads that text; nil if it is empty.
+local function schedule(text)
+  local instants = {}
+  for word in string.gmatch(text, '%d+') do instants[#instants + 1] = word + 0 end
+  if #instants < 3 then return nil end
+  local full = table.remove(instants, 1)
+  return {full = full, instants = instants}
+end
+
+-- coming returns the instant to come, and the one before; nil if the instants are of another time.
+local function coming(instants, now)
+  local latest, following = instants[#instants - 1], instants[#instants]
+  if now < latest or following <= now then return nil end
+  return following, latest
+end
+
+-- first_step returns an instant after the last step that was credited, from which on none is: the middle of the present
+-- period. Callers with other data of the time zone may name other instants for the same step.
+local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
+
+-- uncredited returns how many of the instants have come and are not credited; nil if earlier ones may not be, either,
+-- and these are too few to fill the bucket.
+local function uncredited(s, p, instants)
+  local first = first_step(s)
+  local most = #instants - 1
+  local steps = 0
+  while steps < most and instants[most - steps] >= first do steps = steps + 1 end
+  if steps == most and instants[1] > first and steps * p.tokens < p.capacity + s.debt then return nil end
+  return steps
+end
+
+-- advance returns how many steps are to be credited to a budget of policy p, which then count as credited; nil if the
+-- instants don't show that. Without instants of its schedule, a budget is credited the step that its state names.
+local function advance(s, p, instants, now)
+  if s.step <= now and now < s.next then return 0 end
+  if not instants then return own_step(s, now) end
+  local following, latest = coming(instants, now)
+  local steps = following and uncredited(s, p, instants)
+  if not steps then return nil end
+  if s.step > following then -- the clock was ahead, and the step to come may have been credited then
+    s.step = following
+    s.next = 0
+  elseif s.step < following then
+    if steps > 0 then s.step = latest end
+    s.next = following
+  end
+  return steps
 end
 -- Shared by the scripts that may be denied tokens; it follows bucket.
 
@@ -333,7 +409,7 @@ local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
   local need, due = n - tokens + s.debt, 0
-  if p.kind == STEPPED then
+  if p.stepped then
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
   else
@@ -380,7 +456,7 @@ local function least(leave, capacity)
 end
 -- Shared by the scripts that give a template's bucket its expiry; it follows policy.
 -- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
--- armed. Only a bucket whose policy in force is a template's is armed.
+-- armed; a budget when steps have filled it twice. Only a bucket whose policy in force is a template's is armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)
@@ -388,17 +464,17 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
--- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry, unless each has one and more than a part of its
--- life is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
-local function arm(keys, p, now, part, hold_s)
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s, unless each has one and more than a
+-- part of that is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+local function arm(keys, life_s, now, part, hold_s)
   local first = 0
   for i = 1, 3 do
     local at = pcall('PEXPIRETIME', keys[i])
     if type(at) ~= 'number' then at = 0 end
     first = i == 1 and at or min(first, at)
   end
-  if first / 1000 - now / 1000000 > max(part * p.life_s, hold_s) then return math.ceil(first / 1000), false end
-  local till = math.ceil(now / 1000000 + max(p.life_s, 1.25 * hold_s))
+  if first / 1000 - now / 1000000 > max(part * life_s, hold_s) then return math.ceil(first / 1000), false end
+  local till = math.ceil(now / 1000000 + max(life_s, 1.25 * hold_s))
   for i = 1, 3 do call('PEXPIREAT', keys[i], format('%d', till * 1000)) end
   return till, true
 end
@@ -442,6 +518,7 @@ local function unwritten(key, reply)
   end
   return reply
 end
+local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
 local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
 local now = now_us()
 local reply = {now}
@@ -482,6 +559,9 @@ end
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
+  local following, latest = nil, nil
+  if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
+  if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
   -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
   tokens = tokens or 0
   local adopted = (index or 0) > 0 or tokens > 0
@@ -498,8 +578,8 @@ local function create(s, k, t, runs, tokens, index)
   s.index = (index or 0) + 1
   s.last = now
   s.carry = 0
-  s.step = 0
-  s.next = 0
+  s.step = latest or 0
+  s.next = following or 0
   s.out = 0
   s.due = adopted and UNCOUNTED or 0
   s.debt = 0
@@ -511,40 +591,81 @@ local function create(s, k, t, runs, tokens, index)
   return p, tokens
 end
 
--- follow switches the bucket to the template's policy if that is of a later version than the one in force. It returns
--- the policy in force and the tokens; or false if {K} holds something else. An override and a pool's policy stay.
-local function follow(s, k, t, p, tokens)
+-- later returns the template's policy if it is of a later version than p, which is in force; otherwise p. An override
+-- and a pool's policy stay.
+local function later(t, p)
   local q = p.text ~= t.pol and p.kind ~= POOL and policy(t.pol)
-  if not q or q.version <= p.version then return p, tokens end
+  return q and q.version > p.version and q or p
+end
+
+-- follow credits a budget the steps that have come, and switches the bucket to the template's policy if that is of a
+-- later version than the one in force. It returns the policy then in force, the tokens, and whether it changed any of
+-- that. If it can't, it changes nothing, and the last result is the reply that says why.
+local function follow(s, k, t, p, tokens)
+  local q = later(t, p)
+  local step = s.step
+  local first = first_step(s)
+  local next_before = s.next
+  local steps = nil
+  if p.kind == BUDGET then
+    local known = p.per == policy(t.pol).per or p.version == OWN -- an override follows the template's schedule
+    steps = advance(s, p, known and k.instants, now)
+    if not steps then return nil, nil, false, {10, first} end
+  end
+  if q.kind == BUDGET and q.per ~= p.per then -- its schedule begins now
+    local following = k.instants and coming(k.instants, now)
+    if not following then return nil, nil, false, {10, 0} end
+    s.begins, s.following = max(s.step, now), following
+  end
+  if q == p and (steps or 0) == 0 then
+    if s.step ~= step or s.next ~= next_before then put(s, p, k.ctl) end
+    return p, tokens, false
+  end
   local index = get_integer(k.index)
-  if index == false then return false end
-  local after = switch(s, p, q, tokens or after_loss(p), index, now)
+  if index == false then return nil, nil, false, {3, 2} end
+  local after = switch(s, p, q, tokens or after_loss(p), index, now, steps)
+  if s.begins then s.step, s.next = s.begins, s.following end
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
   if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
-  put(s, q, k.ctl, q.text)
+  put(s, q, k.ctl, q ~= p and q.text)
   record_lowered(k.ctl, p, q, now)
-  return q, after
+  return q, after, true
+end
+
+-- life_s is how long the bucket lives at least, in seconds: a budget until steps have filled it twice. If an override
+-- needs more steps than the template to fill it, that instant isn't known.
+local function life_s(t, p)
+  if p.kind ~= BUDGET or not t.full or math.ceil(p.capacity / p.tokens) > t.steps then return p.life_s end
+  return max(60, t.full - floor(now / 1000000))
 end
 
 -- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
--- change a set of another type. before are the tokens that the bucket held. It returns the till_s of the reply.
-local function keep(k, t, s, p, before, hold_s)
-  local till, new = arm({k.tokens, k.index, k.ctl}, p, now, 0.75, hold_s > 0 and hold_s + HELD_S or 0)
+-- change a set of another type. A budget is in no such set. before are the tokens that the bucket held. changed is set
+-- if it is new, was credited steps, or has another policy. It returns the till_s of the reply.
+local function keep(k, t, s, p, before, hold_s, changed)
+  local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
+  local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)
   local entered
-  if k.set then
+  if k.set and p.kind == TEMPLATE then
     entered = pcall('SADD', k.set, k.tokens)
     if type(entered) == 'table' then
       wrong_type(entered)
     else
       outlast(k.set, till)
     end
-    if t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
   end
-  if (entered == 1 or before >= p.capacity) and s.last < now then
+  if k.alive and t.most > 0 and new then record_alive(k.alive, k.tokens, till) end
+  if p.kind == TEMPLATE and (entered == 1 or before >= p.capacity) and s.last < now then
     s.last, s.carry = now, 0
     put(s, p, k.ctl)
   end
-  return k.set and 0 or till
+  return t.near and 0 or till
+end
+
+-- overdue reports whether the tokens of a budget that is wanting, or is opened, may be in reservations and leases that
+-- have run out. No refiller sweeps it.
+local function overdue(k, s, p, wanting, runs)
+  return not k.ended and s.era and p.kind == BUDGET and s.due > 0 and s.due <= now and (wanting or #runs == 0)
 end
 
 local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
@@ -553,29 +674,31 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local new = not p
+  local why = nil
   if p and t then
-    local was = p
-    p, tokens = follow(s, k, t, p, tokens)
-    if not p then return say(3, 2) end
-    new = p ~= was
+    p, tokens, new, why = follow(s, k, t, p, tokens)
   elseif t then
     if not may_create then return say(2) end
-    local index, why = get_integer(k.index), nil
+    local index = get_integer(k.index)
     if index == false then return say(3, 2) end
     p, tokens, why = create(s, k, t, runs, tokens, index)
-    if why then return say(unpack(why)) end
   end
+  if why then return say(unpack(why)) end
   if not tokens and not p then return say(2) end
   local before = tokens or 0
   local left = before
   local made = {}
   local wanting = true
   if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
+  local ended = overdue(k, s, p, wanting, runs)
+  if ended then left = before end
   if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
   local till = 0
-  if t and s.era and p.kind == TEMPLATE and (left < p.capacity or new or #runs == 0) then
-    till = keep(k, t, s, p, before, hold_s)
+  local taken_from = p and p.kind == TEMPLATE and left < p.capacity -- a budget's expiry doesn't depend on what is taken
+  if t and s.era and p.expires and (taken_from or new or #runs == 0) then
+    till = keep(k, t, s, p, before, hold_s, new)
   end
+  if ended then return say(11) end
 
   say(1, left, s.era or 0, s.index or 0, s.last or 0, till)
   local numbers = #reply + 1
@@ -599,14 +722,27 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
 
 local templates = {}
-for t = 1, number() do templates[t] = {pol = arg(), most = number(), near = arg() == '1'} end
+for t = 1, number() do
+  local template = {pol = arg(), most = number(), near = arg() == '1', known = schedule(arg())}
+  if template.known then
+    local p = policy(template.pol)
+    template.full = template.known.full
+    template.steps = math.ceil(p.capacity / p.tokens)
+  end
+  templates[t] = template
+end
 while arg_at < #ARGV do
   local t, k = templates[number()], {tokens = next_key(), ctl = next_key()}
+  if t and t.known then
+    k.instants = (schedule(arg()) or t.known).instants
+    k.ended = arg() == '1'
+  end
   local may_create = arg() == '1'
   if t then
     k.index = next_key()
     if may_create then k.override = next_key() end
-    if t.near then k.set, k.alive = next_key(), next_key() end
+    if t.near and not t.known then k.set = next_key() end
+    if t.near then k.alive = next_key() end
   end
   local with_policy = arg() == '1'
   local in_line = arg() == '1'
