@@ -170,7 +170,7 @@ func TestAResetForgivesDebtAndDropsCarryAndDueSteps(t *testing.T) {
 func TestEveryRefillOfAPoolsBucketCountsWhatItAdded(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
-		b := buckettest.Bucket(900, serverTime(ctx, t, rdb), 100_000)
+		b := buckettest.Bucket(500, serverTime(ctx, t, rdb), 100_000)
 		terms := &b.Control.Terms
 		terms.Pool = true
 		terms.Version = 3
