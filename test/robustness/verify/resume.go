@@ -158,8 +158,12 @@ func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
 	}
 }
 
+// fewestGaps is how many gaps a median is taken of: fewer are a matter of chance, such as those of a template's bucket
+// that is full most of the time.
+const fewestGaps = 5
+
 // usualGap returns the median time in µs between the refills of a span, and the refill interval. Both are 0 if there
-// were fewer than two refills.
+// were too few refills.
 func (h *bucketHistory) usualGap(from, to int64) (gap, interval int64) {
 	var gaps []int64
 	var last write
@@ -175,7 +179,7 @@ func (h *bucketHistory) usualGap(from, to int64) (gap, interval int64) {
 		}
 		last = w
 	}
-	if len(gaps) == 0 {
+	if len(gaps) < fewestGaps {
 		return 0, 0
 	}
 	slices.Sort(gaps)
