@@ -29,6 +29,7 @@ func (r *recorder) End(ctx context.Context, call Call, o Outcome) {
 
 func TestAHookObservesEveryCall(t *testing.T) {
 	f := newFaulty(t, nil)
+	createBucket(t, f.direct, "quota", hourly(100))
 	createBucket(t, f.direct, "mail", hourly(5))
 	open := hourly(5)
 	open.Degraded = policy.DegradedOpen
@@ -36,10 +37,10 @@ func TestAHookObservesEveryCall(t *testing.T) {
 	r := &recorder{}
 	c := newClient(t, f.rdb, slow(), WithHook(r))
 	ctx := t.Context()
-	_, _ = c.Take(ctx, "checkout", 90)
-	_, _ = c.Take(ctx, "checkout", 90)
-	_, _ = c.Take(ctx, "checkout", 91)
-	_, _ = c.TakeUpTo(ctx, "checkout", 20)
+	_, _ = c.Take(ctx, "quota", 90)
+	_, _ = c.Take(ctx, "quota", 90)
+	_, _ = c.Take(ctx, "quota", 91)
+	_, _ = c.TakeUpTo(ctx, "quota", 20)
 	_, _ = c.TakeAll(ctx, []Request{{"mail", 1}, {"mail", 2}})
 	_, _ = c.Wait(ctx, "mail", 1)
 	_, _ = c.Peek(ctx, "mail")
@@ -50,10 +51,10 @@ func TestAHookObservesEveryCall(t *testing.T) {
 	_, _ = c.Take(ctx, "mail", 1)
 	_, _ = c.Wait(ctx, "open", 1)
 	require.Equal(t, []string{
-		`take of 90 of "checkout": ok true, taken 90, shared, none, error false`,
-		`take of 90 of "checkout": ok false, taken 0, shared, none, error false`,
-		`take of 91 of "checkout": ok false, taken 0, cached, none, error false`,
-		`take_up_to of 20 of "checkout": ok true, taken 10, shared, none, error false`,
+		`take of 90 of "quota": ok true, taken 90, shared, none, error false`,
+		`take of 90 of "quota": ok false, taken 0, shared, none, error false`,
+		`take of 91 of "quota": ok false, taken 0, cached, none, error false`,
+		`take_up_to of 20 of "quota": ok true, taken 10, shared, none, error false`,
 		`take_all of 3 of "mail": ok true, taken 3, shared, none, error false`,
 		`wait of 1 of "mail": ok true, taken 1, shared, none, error false`,
 		`peek of 0 of "mail": ok true, taken 0, shared, none, error false`,

@@ -158,6 +158,15 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { return registered() == buckets }, "all count")
 	ttl := rdb.PTTL(t.Context(), lua.LiveKey("0")).Val()
 	require.InDelta(t, liveFor, ttl, float64(5*time.Second))
+	eventually(t, func() bool { // after a second each counts once more
+		takes()
+		for i := range buckets {
+			if !known(c, strconv.Itoa(i)).share.recounted.Load() {
+				return false
+			}
+		}
+		return true
+	}, "all count once more")
 	sent := commandCalls(t, rdb)["evalsha"]
 	takes()
 	time.Sleep(1500 * time.Millisecond)
