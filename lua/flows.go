@@ -38,17 +38,8 @@ const MaxFlowRuns = 1000
 // The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
 // tokens, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
-	for _, source := range []bool{false, true} {
-		cmd, err := t.Command(ctx, takes, source)
-		if err != nil {
-			return nil, err
-		}
-		err = c.Process(ctx, cmd)
-		if source || !IsNoScript(err) {
-			return t.Read(err)
-		}
-	}
-	panic("unreachable")
+	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
+	return doTakes(ctx, c, command, t.Read)
 }
 
 // Command is the command of such a call, as that of a TakesCall.

@@ -111,6 +111,25 @@ func (s *script) command(ctx context.Context, words []any, source bool) once {
 	return command(ctx, withScript(words, verb, body))
 }
 
+// doTakes makes a call of takes: command returns it with the script's name and, if the server doesn't know the script,
+// with the source. read reads the answer, which ended with an error or nil.
+func doTakes(
+	ctx context.Context, c Client, command func(source bool) (redis.Cmder, error),
+	read func(err error) ([]TakesReply, error),
+) ([]TakesReply, error) {
+	cmd, err := command(false)
+	if err != nil {
+		return nil, err
+	}
+	if err = c.Process(ctx, cmd); !IsNoScript(err) {
+		return read(err)
+	}
+	if cmd, err = command(true); err != nil {
+		return nil, err
+	}
+	return read(c.Process(ctx, cmd))
+}
+
 // onceIntegers is once for a script whose reply is integers: they are read without an
 // allocation each.
 type onceIntegers struct{ *redis.IntSliceCmd }

@@ -101,17 +101,8 @@ type TakesCall struct {
 // An error means that the call failed as a whole. If the server answered it,
 // nothing was taken; ErrInvalidAmount means that nothing was sent.
 func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesReply, error) {
-	for _, source := range []bool{false, true} {
-		cmd, err := t.Command(ctx, takes, source)
-		if err != nil {
-			return nil, err
-		}
-		err = c.Process(ctx, cmd)
-		if source || !IsNoScript(err) {
-			return t.Read(err)
-		}
-	}
-	panic("unreachable")
+	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
+	return doTakes(ctx, c, command, t.Read)
 }
 
 // Command returns the command of such a call, which the caller sends once, by itself or

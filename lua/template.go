@@ -72,11 +72,15 @@ func (t *Template) at(now, since int64) *instants {
 // again returns what a call sends of the schedule after a reply that it is of another time than the server's, or that
 // all steps from since on are needed.
 func (t *Template) again(now, since int64) string {
-	is := t.at(now, since)
-	if known := t.instants.Load(); now < known.latest || now >= known.next {
-		t.instants.Store(t.at(now, 0))
+	known := t.instants.Load()
+	if now < known.latest || now >= known.next {
+		known = t.at(now, 0)
+		t.instants.Store(known)
 	}
-	return is.text
+	if since == 0 {
+		return known.text
+	}
+	return t.at(now, since).text
 }
 
 // schedule is what is sent of the template's schedule; empty if it has none.

@@ -42,9 +42,9 @@ func (t Terms) Fill() int64 { return (t.Capacity-1)/t.Tokens + 1 }
 // longAgo is further back than the instants of any schedule that is credited now, in microseconds.
 const longAgo = 50 * 366 * 24 * int64(time.Hour/time.Microsecond)
 
-// Instants returns what credits a budget at the time now: successive instants of its schedule in ascending order, of
-// which the last one is the first after now. All are in Unix microseconds. The others are the latest keep and one more;
-// or, if since is from 1 to now, all from since on and one before, as far as MostFill reaches.
+// Instants returns what credits a budget at the time now: successive instants of its schedule in ascending order, in
+// Unix microseconds. The last one is the first after now. The others are the latest keep and one more; or, if since is
+// from 1 to now, all from since on and one before, as far as MostFill reaches.
 func Instants(s Steps, since, now, keep int64) []int64 {
 	from, count := now-longAgo, keep+1
 	var instants []int64

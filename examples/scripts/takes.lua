@@ -604,13 +604,12 @@ end
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
-  local first = first_step(s)
   local next_before = s.next
   local steps = nil
   if p.kind == BUDGET then
     local known = p.per == policy(t.pol).per or p.version == OWN -- an override follows the template's schedule
     steps = advance(s, p, known and k.instants, now)
-    if not steps then return nil, nil, false, {10, first} end
+    if not steps then return nil, nil, false, {10, first_step(s)} end
   end
   if q.kind == BUDGET and q.per ~= p.per then -- its schedule begins now
     local following = k.instants and coming(k.instants, now)
@@ -632,10 +631,13 @@ local function follow(s, k, t, p, tokens)
   return q, after, true
 end
 
+-- steps_of is how many steps fill an empty bucket of a budget's policy.
+local function steps_of(p) return math.ceil(p.capacity / p.tokens) end
+
 -- life_s is how long the bucket lives at least, in seconds: a budget until steps have filled it twice. If an override
 -- needs more steps than the template to fill it, that instant isn't known.
 local function life_s(t, p)
-  if p.kind ~= BUDGET or not t.full or math.ceil(p.capacity / p.tokens) > t.steps then return p.life_s end
+  if p.kind ~= BUDGET or not t.full or steps_of(p) > t.steps then return p.life_s end
   return max(60, t.full - floor(now / 1000000))
 end
 
@@ -725,9 +727,8 @@ local templates = {}
 for t = 1, number() do
   local template = {pol = arg(), most = number(), near = arg() == '1', known = schedule(arg())}
   if template.known then
-    local p = policy(template.pol)
     template.full = template.known.full
-    template.steps = math.ceil(p.capacity / p.tokens)
+    template.steps = steps_of(policy(template.pol))
   end
   templates[t] = template
 end
