@@ -121,8 +121,7 @@ func (s *Server) withServerPages(next http.Handler) http.Handler {
 func (s *Server) plain(w http.ResponseWriter, r *http.Request, kind string, body []byte) {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:
-		w.Header().Set("Allow", http.MethodGet)
-		httpapi.Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, http.MethodGet), s.log)
+		httpapi.RefuseMethod(w, http.MethodGet, s.log)
 	case r.URL.Path == "/readyz" && s.draining.Err() != nil:
 		httpapi.Fail(w, call.ErrDraining, s.log)
 	default:

@@ -43,8 +43,7 @@ const (
 // proxy is believed about whose request it is.
 func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
-		w.Header().Set("Allow", http.MethodGet)
-		Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, http.MethodGet), h.config.Logger)
+		RefuseMethod(w, http.MethodGet, h.config.Logger)
 		return
 	}
 	q, err := h.question(r)

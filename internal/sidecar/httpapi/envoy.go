@@ -21,8 +21,7 @@ type EnvoyDoor func(context.Context, *rls.RateLimitRequest) (*rls.RateLimitRespo
 // envoy answers a request to Envoy's rate limit service in JSON: 200, or 429 if it is over limit.
 func (h *Handler) envoy(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
-		w.Header().Set("Allow", http.MethodPost)
-		Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, http.MethodPost), h.config.Logger)
+		RefuseMethod(w, http.MethodPost, h.config.Logger)
 		return
 	}
 	res, err := h.decide(w, r)

@@ -97,8 +97,7 @@ func New(config Config) *Handler {
 			write(w, http.StatusOK, answer, config.Logger)
 		})
 		h.mux.HandleFunc(route.Path, func(w http.ResponseWriter, _ *http.Request) {
-			w.Header().Set("Allow", route.Method)
-			Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, route.Method), config.Logger)
+			RefuseMethod(w, route.Method, config.Logger)
 		})
 	}
 	h.routes = append(h.routes, Route{Method: http.MethodGet, Path: checkPath})
@@ -170,6 +169,12 @@ func (h *Handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 type errorAnswer struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
+}
+
+// RefuseMethod answers a call whose path wants another method.
+func RefuseMethod(w http.ResponseWriter, want string, log hclog.Logger) {
+	w.Header().Set("Allow", want)
+	Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, want), log)
 }
 
 // Fail answers a call that failed.
