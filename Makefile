@@ -238,8 +238,8 @@ run-test-race:
 run-test-operate:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
 
-# The programs are compiled before, as the Dockerfile does. Otherwise several tests would compile the same packages at once,
-# within their timeouts.
+# The programs are compiled before, as the Dockerfile does. Otherwise several tests would compile the same packages at
+# once, within their timeouts.
 run-test-deploy:
 	CGO_ENABLED=0 go build -trimpath -tags production ./cmd/...
 	go -C deploy vet ./...

@@ -183,7 +183,7 @@ func TestJSONIsForScripts(t *testing.T) {
 	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
 }
 
-// The commands over the steps of a budget, of which no refiller is alive: a wait ends at each step.
+// The commands take from a budget while no refiller is alive. A wait ends at each step.
 func TestCommandsFindTheStepsOfABudget(t *testing.T) {
 	server := testenv.Redis(t)
 	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "b:",

@@ -176,7 +176,7 @@ func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, re
 	}
 }
 
-// undrained lists the pools of which the region may still be using a part, each with that part.
+// undrained lists the pools that the region may still be using, each with the part that it uses.
 func undrained(s pool.Status, region string) (list []string) {
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
