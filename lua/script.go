@@ -121,10 +121,12 @@ func doTakes(
 	if err != nil {
 		return nil, err
 	}
-	if err = c.Process(ctx, cmd); !IsNoScript(err) {
+	err = c.Process(ctx, cmd)
+	if !IsNoScript(err) {
 		return read(err)
 	}
-	if cmd, err = command(true); err != nil {
+	cmd, err = command(true)
+	if err != nil {
 		return nil, err
 	}
 	return read(c.Process(ctx, cmd))
