@@ -257,6 +257,10 @@ func (ns *nodes) close() error {
 	return errors.Join(errs...)
 }
 
+// callSize is more than a script's source and its arguments have, in bytes. A server that wants a password refuses the
+// first of them and closes the connection: in a second write the refusal would be lost.
+const callSize = 64 << 10
+
 // ownOptions makes options of a client with connections of its own: a call's deadline is its context's alone, nothing
 // is sent twice, and pools aren't waited for.
 func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Options {
@@ -272,6 +276,7 @@ func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Opti
 	o.PoolSize = conns
 	o.MaxConcurrentDials = 0
 	o.PipelinePoolSize = -1
+	o.WriteBufferSize = max(o.WriteBufferSize, callSize)
 	if o.Dialer == nil {
 		o.Dialer = redis.NewDialer(&o)
 	}
