@@ -237,3 +237,113 @@ func TestAKilledConsumersReservationsInABudgetEnd(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, r.OK, "no refiller swept it")
 }
+
+// What goes back after a step goes into the period that began: a budget never holds more than its capacity, whether the
+// step was credited before or is credited now.
+func TestWhatGoesBackAfterAStepAddsNoPeriod(t *testing.T) {
+	t.Parallel()
+	rdb, at := clocked(t)
+	ctx := t.Context()
+	at(time.Date(2031, 12, 31, 23, 0, 0, 0, time.UTC))
+	c := client(t, rdb, fetch.WithTemplates(yearly(t, "b:", 60)), fetch.WithDenyCache(false))
+	drained := map[string]fetch.Result{}
+	for _, key := range []string{"b:due", "b:credited", "b:held"} {
+		r, err := c.Take(ctx, key, 60)
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		drained[key] = r
+	}
+	require.NoError(t, c.Undo(ctx, "b:held", drained["b:held"]))
+	held, err := c.Reserve(ctx, "b:held", 60, 24*time.Hour)
+	require.NoError(t, err)
+	require.True(t, held.OK)
+
+	at(time.Date(2032, 1, 1, 0, 0, 1, 0, time.UTC))
+	r, err := c.Take(ctx, "b:credited", 10)
+	require.NoError(t, err)
+	require.True(t, r.OK, "it credits the step")
+	require.NoError(t, c.Undo(ctx, "b:credited", drained["b:credited"]))
+	require.NoError(t, c.Undo(ctx, "b:due", drained["b:due"]))
+	require.NoError(t, held.Cancel(ctx))
+	for key := range drained {
+		r, err = c.Take(ctx, key, 60)
+		require.NoError(t, err)
+		require.True(t, r.OK, key)
+		r, err = c.Take(ctx, key, 1)
+		require.NoError(t, err)
+		require.False(t, r.OK, key)
+	}
+}
+
+// Blocks are a part of the budget in which they were taken: together with the bucket they serve one period, and after
+// the step another one.
+func TestBlocksOfABudgetServeEachPeriodOnce(t *testing.T) {
+	t.Parallel()
+	rdb, at := clocked(t)
+	ctx := t.Context()
+	at(time.Date(2031, 6, 1, 0, 0, 0, 0, time.UTC))
+	strict := yearly(t, "b:", 600)
+	strict.Policy.Strict = true
+	served := func(c *fetch.Client) (n int) {
+		t.Helper()
+		for {
+			r, err := c.Take(ctx, "b:1", 1)
+			require.NoError(t, err)
+			if !r.OK {
+				return n
+			}
+			n++
+		}
+	}
+	clients := make([]*fetch.Client, 2)
+	for i := range clients {
+		clients[i] = client(t, rdb, fetch.WithTemplates(strict), fetch.WithLease(50, time.Second))
+	}
+	total := served(clients[0]) + served(clients[1])
+	require.LessOrEqual(t, total, 600)
+	require.NoError(t, clients[0].Close(ctx)) // what is left in its blocks goes back
+	require.NoError(t, clients[1].Close(ctx))
+	c := client(t, rdb, fetch.WithTemplates(strict), fetch.WithDenyCache(false))
+	require.Equal(t, 600, total+served(c))
+
+	at(time.Date(2032, 1, 1, 0, 0, 1, 0, time.UTC))
+	require.Equal(t, 600, served(c))
+}
+
+// A restored backup has the takes undone that came after it, and no step twice.
+func TestARestoredBudgetIsCreditedTheStepsSinceItsBackup(t *testing.T) {
+	t.Parallel()
+	rdb, at := clocked(t)
+	ctx := t.Context()
+	c := client(t, rdb, fetch.WithTemplates(yearly(t, "b:", 60)), fetch.WithDenyCache(false))
+	took := func(want bool, n int64) {
+		t.Helper()
+		r, err := c.Take(ctx, "b:1", n)
+		require.NoError(t, err)
+		require.Equal(t, want, r.OK)
+	}
+	at(time.Date(2031, 6, 1, 0, 0, 0, 0, time.UTC))
+	took(true, 50)
+	backup := map[string]string{}
+	keys, err := rdb.Keys(ctx, "*").Result()
+	require.NoError(t, err)
+	for _, key := range keys {
+		backup[key] = rdb.Dump(ctx, key).Val()
+	}
+	restore := func() {
+		t.Helper()
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		for key, data := range backup {
+			require.NoError(t, rdb.RestoreReplace(ctx, key, 1000*time.Hour*24, data).Err())
+		}
+	}
+	took(true, 10)
+	restore()
+	took(true, 10)
+	took(false, 1)
+	at(time.Date(2032, 1, 1, 0, 0, 1, 0, time.UTC))
+	took(true, 60)
+	restore()
+	took(true, 60)
+	took(false, 1)
+}

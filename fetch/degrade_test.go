@@ -47,14 +47,23 @@ func unused(c *Client, s *share) {
 // A template says how takes of all its buckets are answered, also of those that this Client takes from for the first
 // time.
 func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {
-	for _, published := range []bool{false, true} {
-		t.Run("published "+strconv.FormatBool(published), func(t *testing.T) {
+	yearly, err := policy.ParseCalendar("0 0 1 1 *", time.UTC)
+	require.NoError(t, err)
+	budget := policy.Template{Policy: policy.Policy{Capacity: 40, Steps: yearly, StepTokens: 40}}
+	for name, tc := range map[string]struct {
+		published bool
+		template  policy.Template
+	}{
+		"lazy, given":         {false, policy.Template{Policy: hourly(40), Enforce: policy.EnforceLazy}},
+		"refilled, published": {true, policy.Template{Policy: hourly(40)}},
+		"budget, given":       {false, budget},
+		"budget, published":   {true, budget},
+	} {
+		t.Run(name, func(t *testing.T) {
 			server := testenv.Redis(t)
 			template := func(prefix string, mode policy.Degraded) policy.Template {
-				one := policy.Template{Prefix: prefix, Policy: hourly(40), Enforce: policy.EnforceLazy}
-				if published {
-					one.Enforce = policy.EnforceRefilled
-				}
+				one := tc.template
+				one.Prefix = prefix
 				one.Policy.Degraded = mode
 				return one
 			}
@@ -64,7 +73,7 @@ func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {
 			}
 			list[3].Policy.Shadow = true
 			opts := []Option{WithTimeout(500 * time.Millisecond), WithTemplates(list...)}
-			if published {
+			if tc.published {
 				set, err := policy.NewTemplates(1, list, nil)
 				require.NoError(t, err)
 				_, err = lua.PublishTemplates(t.Context(), server.Client(), set)
