@@ -66,9 +66,13 @@ func (h *bucketHistory) checkResume(r *Result) {
 	}
 }
 
-// disturbed is when the next fault comes after an instant; that instant itself if there is one at it.
+// disturbed is when the next fault comes after an instant, or the record ends; that instant itself if there is a fault
+// at it.
 func (h *bucketHistory) disturbed(at int64) int64 {
-	next := int64(math.MaxInt64)
+	next := at
+	if n := len(h.samples); n > 0 {
+		next = h.samples[n-1].Got
+	}
 	for _, g := range h.run.Faults {
 		if g.Start > at {
 			next = min(next, g.Start)

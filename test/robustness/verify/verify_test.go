@@ -289,7 +289,7 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 		{verify.Epochs, func(s *story) {
 			s.log += `{"@message":"leading","@timestamp":"2027-01-15T08:00:03Z","epoch":8}` + "\n"
 		}},
-		{verify.Resume, func(s *story) { s.Faults[0].End = start + 6e9 }},
+		{verify.Resume, func(s *story) { s.silence(start+2e9, start+5e9) }},
 		{verify.Healthy, func(s *story) { s.Health[1].OK = false }},
 		{verify.Healthy, func(s *story) { s.Health = nil }},
 		{verify.Substance, func(s *story) { s.Samples = nil }},
@@ -316,6 +316,16 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 			require.Contains(t, s.judge(t).Broken(), tc.check)
 		})
 	}
+}
+
+// TestWhatTheRecordDoesNotReachIsNotJudged has a fault end so shortly before the record does that refills may go on
+// afterwards.
+func TestWhatTheRecordDoesNotReachIsNotJudged(t *testing.T) {
+	t.Parallel()
+	s := simulate(t, smooth)
+	s.Faults[0].End = start + 42e8
+	s.silence(start+42e8, start+5e9)
+	require.NotContains(t, s.judge(t).Broken(), verify.Resume)
 }
 
 // TestAFullBucketIsNoForbiddenNeighbour has two of three refills of a template's bucket fail to come while another
