@@ -27,13 +27,14 @@ const (
 	phase         = 1500 * time.Millisecond
 	thinkTime     = 40 * time.Millisecond // between a well-behaved client's calls
 	hostilePause  = 50 * time.Millisecond
+	wakeups       = 4 // in a call
 	// Below this a p99 is the scheduler's of a busy machine, not the server's.
 	negligible = 10 * time.Millisecond
 )
 
 // Half of 64 clients are hostile: the others get all their answers, and wait no more than twice as long, but for what a
-// busy machine adds: how late it wakes the clients up meanwhile, which no server is asked for. It is judged between two
-// measurements without the hostile ones, and again if it was too long: what the server does wrong it does each time.
+// busy machine adds: how late it wakes the clients up meanwhile, which no server is asked for. A call waits for as much
+// in the sidecar, in Redis, in the sidecar again, and in the client. It is judged between two measurements without the hostile ones, and again if it was too long: what the server does wrong it does each time.
 func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	const capacity = 1 << 30
 	b := start(t, func(o *Options, _ *bench) {
@@ -59,7 +60,7 @@ func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 		beside, late := measure("beside hostile clients")
 		stop()
 		after, _ := measure("alone again")
-		if beside-late <= max(2*max(before, after), negligible) {
+		if beside-wakeups*late <= max(2*max(before, after), negligible) {
 			break
 		}
 		require.Less(t, try, 4, "beside hostile clients the p99 is %s; alone %s and %s", beside, before, after)
