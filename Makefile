@@ -27,6 +27,12 @@ TEST_PROCS ?= 3
 # Per test program. The whole of `make test` stays under 15 minutes on two cores.
 TEST_TIMEOUT ?= 15m
 
+# All builds have these in common with the image's, so that each package is compiled once. With -trimpath a program doesn't
+# know where Go's time zones are, unless ZONEINFO says so.
+export CGO_ENABLED := 0
+export GOFLAGS := $(GOFLAGS) -trimpath
+export ZONEINFO ?= $(shell go env GOROOT)/lib/time/zoneinfo.zip
+
 # Vet runs once, before. Without the debugger's tables (-w) programs are linked sooner.
 GO_TEST := go test -count=1 -shuffle=on -vet=off -ldflags=-w -p $(TEST_PROCS)
 
@@ -67,7 +73,7 @@ help: ## List the targets and the variables they take
 
 .PHONY: build
 build: ## Build the programs into bin/
-	go build -trimpath -o $(BIN)/ ./cmd/...
+	go build -o $(BIN)/ ./cmd/...
 
 # The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of
 # run-<target>.
@@ -241,7 +247,7 @@ run-test-operate:
 # The programs are compiled before, as the Dockerfile does. Otherwise several tests would compile the same packages at
 # once, within their timeouts.
 run-test-deploy:
-	CGO_ENABLED=0 go build -trimpath -tags production ./cmd/...
+	go build -tags production ./cmd/...
 	go -C deploy vet ./...
 	go -C deploy test -count=1 -vet=off -timeout $(TEST_TIMEOUT) ./...
 
@@ -272,7 +278,7 @@ $(BIN)/govulncheck: Makefile
 # With kubectl and helm. A server built from modules doesn't know its version, for which the chart asks.
 APISERVER_VERSION = $(shell go list -C deploy/apiserver -m -f '{{.Version}}' k8s.io/kubernetes)
 $(BIN)/kube-apiserver: deploy/apiserver/go.mod
-	CGO_ENABLED=0 go build -C deploy/apiserver -ldflags='-s -w -X k8s.io/component-base/version.gitVersion=$(APISERVER_VERSION)' \
+	go build -C deploy/apiserver -ldflags='-s -w -X k8s.io/component-base/version.gitVersion=$(APISERVER_VERSION)' \
 		-o ../../$(BIN)/ helm.sh/helm/v4/cmd/helm k8s.io/kubernetes/cmd/kubectl k8s.io/kubernetes/cmd/kube-apiserver
 
 # Compiled from source, once, in some minutes.

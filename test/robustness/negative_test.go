@@ -241,7 +241,7 @@ func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
 			run := func(flags ...string) (string, error) {
-				args := append([]string{"test", "-count=1", "-vet=off", "-run", "^" + tc.test + "$"}, flags...)
+				args := append([]string{"test", "-count=1", "-vet=off", "-ldflags=-w", "-run", "^" + tc.test + "$"}, flags...)
 				cmd := exec.CommandContext(t.Context(), "go", append(args, "./election")...)
 				cmd.Dir, cmd.Env = root(t), os.Environ()
 				out, err := cmd.CombinedOutput()

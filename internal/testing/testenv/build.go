@@ -103,7 +103,8 @@ func goBuild(root, pkg, path string, flags ...string) error {
 	}
 	defer func() { _ = os.RemoveAll(scratch) }()
 	binary := filepath.Join(scratch, filepath.Base(path))
-	args := append([]string{"build", "-buildvcs=false"}, flags...) // the state of the work tree changes no test
+	// The state of the work tree changes no test, and none needs the debugger's tables.
+	args := append([]string{"build", "-buildvcs=false", "-ldflags=-w"}, flags...)
 	cmd := exec.Command("go", append(args, "-o", binary, pkg)...)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {

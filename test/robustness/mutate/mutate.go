@@ -152,8 +152,8 @@ func begun(b, word []byte) int {
 func Program(t testing.TB, root, pkg, file, before, after string) string {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), filepath.Base(pkg))
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-overlay", Overlay(t, root, file, before, after), "-o", path,
-		pkg)
+	cmd := exec.Command("go", "build", "-buildvcs=false", "-ldflags=-w",
+		"-overlay", Overlay(t, root, file, before, after), "-o", path, pkg)
 	cmd.Dir = root
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("mutate: %v\n%s", err, out)
