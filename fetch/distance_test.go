@@ -156,7 +156,7 @@ func TestEveryCallSucceedsAtEveryDistance(t *testing.T) {
 	t.Parallel()
 	atDistances(t, func(t *testing.T, d *distant) {
 		c := d.steady(t)
-		least := DefaultTimeout + 3*d.trip // a rescue that has no time for the fourth is a denial
+		least := distance(d.trip).timeout() - d.trip // a rescue that has no time for the fourth is a denial
 		for i := range 2 {
 			key := func(nth string) string { return fmt.Sprint(nth, "-", i) }
 			take := func(key string) (Result, error) { return c.Take(t.Context(), key, 1) }

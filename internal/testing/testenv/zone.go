@@ -2,10 +2,11 @@ package testenv
 
 import (
 	"archive/zip"
-	"go/build"
 	"io"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,9 +29,17 @@ func Zone(t testing.TB, name string) *time.Location {
 	return zone
 }
 
+// goRoot returns the directory of Go. A program that was compiled with -trimpath doesn't know it.
+var goRoot = sync.OnceValues(func() (string, error) {
+	out, err := exec.Command("go", "env", "GOROOT").Output()
+	return strings.TrimSpace(string(out)), err
+})
+
 func zones(t testing.TB, wanted func(name string) bool) map[string]*time.Location {
 	t.Helper()
-	data, err := zip.OpenReader(filepath.Join(build.Default.GOROOT, "lib/time/zoneinfo.zip"))
+	root, err := goRoot()
+	require.NoError(t, err)
+	data, err := zip.OpenReader(filepath.Join(root, "lib/time/zoneinfo.zip"))
 	require.NoError(t, err)
 	defer data.Close()
 	found := map[string]*time.Location{}
