@@ -34,7 +34,8 @@ const (
 
 // Half of 64 clients are hostile: the others get all their answers, and wait no more than twice as long, but for what a
 // busy machine adds: how late it wakes the clients up meanwhile, which no server is asked for. A call waits for as much
-// in the sidecar, in Redis, in the sidecar again, and in the client. It is judged between two measurements without the hostile ones, and again if it was too long: what the server does wrong it does each time.
+// in the sidecar, in Redis, in the sidecar again, and in the client. It is judged between two measurements without the
+// hostile ones, and again if it was too long: what the server does wrong it does each time.
 func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	const capacity = 1 << 30
 	b := start(t, func(o *Options, _ *bench) {
