@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,8 @@ const MaxAll = lua.MaxAll
 type Request struct {
 	Key string
 	N   int64
+	// Flow is for which flow of the bucket they are, as that of WithFlow; if it is empty, that of the call's WithFlow.
+	Flow string
 }
 
 // AllResult is the answer to a TakeAll.
@@ -38,7 +41,8 @@ type AllResult struct {
 }
 
 // TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
-// requests of one bucket are one request of their sum. Each bucket must have a policy. The options are Take's.
+// requests of one bucket are one request of their sum, and are for one flow. Each bucket must have a policy. The options
+// are Take's.
 //
 // Buckets on one server are taken from in one script call. On a Cluster that is one call per slot, so usually one per
 // bucket, and for the buckets of lazy templates one per bucket: all at once, and the tokens that were taken go back if
@@ -128,7 +132,8 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 type demand struct {
 	lua.Demand
 	*task
-	answer answer // to it
+	forFlow string // by its name; empty for none
+	answer  answer // to it
 }
 
 // unknown reports whether one of the buckets turns out to be a new template's; an error if that can't be said.
@@ -153,6 +158,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 		}
 		results[d] = d.result(&d.answer)
 	}
+	paid := make(map[*demand]int64)
 	all := AllResult{OK: ok, Results: make([]Result, len(reqs))}
 	for i, r := range reqs {
 		if ok {
@@ -163,6 +169,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 		switch {
 		case ok && one.OK:
 			one.Taken = r.N
+			one.paid = of[i].partOf(paid, r.N)
 		case ok: // in shadow mode, or was when the request was charged
 			*one = c.admit(*one, r.N)
 		default:
@@ -179,6 +186,18 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 	return all, nil
 }
 
+// partOf returns what the flow of a demand paid for one of its requests, of n tokens. paid is what was counted for
+// earlier requests of each demand. It is nil for nothing.
+func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
+	all := d.answer.payment(d.flow)
+	if all == nil || all.tokens <= paid[d] {
+		return nil
+	}
+	part := min(n, all.tokens-paid[d])
+	paid[d] += part
+	return &payment{d.flow, part}
+}
+
 // sum makes one demand of all requests of a bucket; of[i] is the place of the demand of request i.
 func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
@@ -191,8 +210,11 @@ func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error
 		}
 		d := at[r.Key]
 		if d == nil {
-			d = &demand{Demand: lua.Demand{Key: r.Key}}
+			d = &demand{Demand: lua.Demand{Key: r.Key}, forFlow: flowOf(p.cfg, r)}
 			at[r.Key], demands = d, append(demands, d)
+		}
+		if err := d.checkFlow(flowOf(p.cfg, r)); err != nil {
+			return nil, nil, err
 		}
 		if r.N > policy.MaxTokens-d.N {
 			return nil, nil, fmt.Errorf("%w: the requests of bucket %q are of more than %d tokens",
@@ -202,6 +224,21 @@ func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error
 		of = append(of, d)
 	}
 	return demands, of, nil
+}
+
+// flowOf is the flow for which a request of a call is; empty for none.
+func flowOf(cfg *callConfig, r Request) string { return cmp.Or(r.Flow, cfg.flow) }
+
+// checkFlow reports whether another request of the demand's bucket can be for a flow.
+func (d *demand) checkFlow(flow string) error {
+	if err := policy.CheckFlow(flow); err != nil {
+		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
+	}
+	if flow != d.forFlow {
+		return fmt.Errorf("%w: requests of bucket %q for the flows %q and %q; want one", ErrInvalidOption, d.Demand.Key,
+			d.forFlow, flow)
+	}
+	return nil
 }
 
 // part is what one call of a TakeAll asks for; the task of the first demand makes it.
@@ -220,6 +257,7 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	at := make(map[place]*part, len(demands))
 	for _, d := range demands {
 		d.task = c.begin(p, d.Key)
+		d.flow = d.forFlow
 		d.began, d.Leave = time.Time{}, d.leave(d.N) // others use their time before it does
 		here := place{d.node, c.nodes.callGroup(d.Key)}
 		_, isLazy := d.kind.(*lazy)
@@ -279,7 +317,7 @@ func (p *part) ask() (ok bool, err error) {
 	}
 	for i, d := range p.demands {
 		d.c.reopen(d.kind, d.Key, &replies[i])
-		d.answer = answer{reply: replies[i], info: d.c.remember(d.Key, d.N, d.Leave, &replies[i], asked)}
+		d.answer = answer{reply: replies[i], info: d.applyReply(d.N, d.Leave, &replies[i], asked)}
 	}
 	return ok, nil
 }
@@ -289,6 +327,7 @@ func (p *part) send(by lua.Client) (ok bool, replies []lua.TakeReply, err error)
 	demands := make([]lua.Demand, len(p.demands))
 	for i, d := range p.demands {
 		demands[i] = d.Demand
+		demands[i].Flow = d.namedFlow()
 	}
 	if t := p.demands[0].task; t.cfg.request != "" {
 		return lua.TakeAllOnce(t.ctx, by, t.cfg.request, t.cfg.memory, demands)
@@ -320,7 +359,10 @@ func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 		case d.cfg.request != "":
 			d.c.reopen(d.kind, d.key, &r)
 		case r.Taken > 0:
-			d.c.giveBackBy(ctx, by, d.kind, d.key, r.Taken, r.Version.Era)
+			i := d.c.buckets.find(d.key).known.Load()
+			back := backOf(&r, i, d.flow)
+			back.Era = r.Version.Era
+			d.c.giveBackBy(ctx, by, d.kind, d.key, back)
 		}
 	}
 }
@@ -356,7 +398,8 @@ func (c *Client) refund(p budget, demands []*demand) {
 		switch {
 		case tokens == 0:
 		case !degraded && p.cfg.request == "": // otherwise it is the request's
-			backs.Go(func() { c.giveBack(d.Key, tokens, a.info.era) })
+			back := backOf(&a.reply, a.info, d.flow)
+			backs.Go(func() { c.giveBack(d.Key, back) })
 		case degraded && a.info.share != nil:
 			a.info.share.giveBack(tokens)
 		}

@@ -58,7 +58,8 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 				return all
 			}
 			c := newClient(t, rdb, slow())
-			r, err := c.TakeAll(t.Context(), []Request{{"team", 2}, {"user", 3}, {twin, 4}, {other, 5}, {"team", 1}})
+			r, err := c.TakeAll(t.Context(), []Request{{Key: "team", N: 2}, {Key: "user", N: 3}, {Key: twin, N: 4},
+				{Key: other, N: 5}, {Key: "team", N: 1}})
 			require.NoError(t, err)
 			require.True(t, r.OK)
 			require.Empty(t, r.Denied)
@@ -73,7 +74,8 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			require.Equal(t, []int64{7, 17, 26, 35}, left())
 
 			// Each of the two requests of team would fit; both together don't.
-			r, err = c.TakeAll(t.Context(), []Request{{"user", 3}, {"team", 4}, {twin, 1}, {"team", 4}, {other, 36}})
+			r, err = c.TakeAll(t.Context(), []Request{{Key: "user", N: 3}, {Key: "team", N: 4}, {Key: twin, N: 1},
+				{Key: "team", N: 4}, {Key: other, N: 36}})
 			require.NoError(t, err)
 			require.False(t, r.OK)
 			require.Equal(t, "team", r.Denied, "the first that said no")
@@ -86,10 +88,10 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			require.Equal(t, []int64{7, 17, 26, 35}, left(), "no bucket was charged")
 			require.Zero(t, c.Stats().Lost)
 
-			_, err = c.TakeAll(t.Context(), []Request{{"user", 1}, {"typo", 1}})
+			_, err = c.TakeAll(t.Context(), []Request{{Key: "user", N: 1}, {Key: "typo", N: 1}})
 			require.ErrorIs(t, err, ErrUnknownBucket)
 			require.ErrorContains(t, err, "typo")
-			_, err = c.TakeAll(t.Context(), []Request{{"user", 1}, {"team", 11}})
+			_, err = c.TakeAll(t.Context(), []Request{{Key: "user", N: 1}, {Key: "team", N: 11}})
 			require.ErrorIs(t, err, ErrExceedsCapacity)
 			require.ErrorContains(t, err, "team")
 			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nor after an error")
@@ -104,10 +106,10 @@ func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
 	require.NoError(t, err)
 	c := newClient(t, rdb, slow())
 	for want, reqs := range map[error][][]Request{
-		ErrInvalidAmount: {nil, make([]Request, MaxAll+1), {{"team", 0}}, {{"team", -1}},
-			{{"team", policy.MaxTokens}, {"team", 1}}},
-		ErrInvalidKey:    {{{"team", 1}, {"", 1}}, {{"te}am", 1}}},
-		ErrUnknownBucket: {{{"team", 1}, {"foreign", 1}}},
+		ErrInvalidAmount: {nil, make([]Request, MaxAll+1), {{Key: "team"}}, {{Key: "team", N: -1}},
+			{{Key: "team", N: policy.MaxTokens}, {Key: "team", N: 1}}},
+		ErrInvalidKey:    {{{Key: "team", N: 1}, {N: 1}}, {{Key: "te}am", N: 1}}},
+		ErrUnknownBucket: {{{Key: "team", N: 1}, {Key: "foreign", N: 1}}},
 	} {
 		for _, r := range reqs {
 			_, err := c.TakeAll(t.Context(), r)
@@ -131,7 +133,7 @@ func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
 	for i := range 12 {
 		wg.Go(func() {
 			for range 20 {
-				reqs := []Request{{keys[i%3], 1}, {keys[(i+1)%3], 1}, {keys[(i+2)%3], 1}}
+				reqs := []Request{{Key: keys[i%3], N: 1}, {Key: keys[(i+1)%3], N: 1}, {Key: keys[(i+2)%3], N: 1}}
 				r, err := c.TakeAll(t.Context(), reqs)
 				if err != nil {
 					t.Error(err)
@@ -202,7 +204,7 @@ func TestAClientCutOffBetweenPhasesLosesTokensAndMintsNone(t *testing.T) {
 	require.NoError(t, lua.Load(t.Context(), f.direct))
 	cut := &onReturn{key: "checkout", do: f.proxy.Cut}
 	c := newClient(t, twoPhases(t, f, cut), slow())
-	r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
+	r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 30}, {Key: "empty", N: 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.EqualValues(t, 2, cut.script.Load(), "the return was tried")
@@ -225,7 +227,7 @@ func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 		return seen == 2
 	}))
 	for range 2 { // a further take notices tokens that came back twice
-		r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
+		r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 30}, {Key: "empty", N: 1}})
 		require.NoError(t, err)
 		require.False(t, r.OK)
 	}
@@ -246,7 +248,7 @@ func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 		createBucket(t, f.direct, "checkout", fresh)
 	}}
 	c := newClient(t, twoPhases(t, f, replace), slow())
-	r, err := c.TakeAll(t.Context(), []Request{{"checkout", 30}, {"empty", 1}})
+	r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 30}, {Key: "empty", N: 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Zero(t, tokens(t, f.direct, "checkout"), "the bucket began anew, without the tokens taken before")
@@ -282,7 +284,7 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 	require.NoError(t, proxy.Delay(faultproxy.ToClient, 300*time.Millisecond, 0))
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		r, err := c.TakeAll(context.Background(), []Request{{near, 5}, {away, 1}})
+		r, err := c.TakeAll(context.Background(), []Request{{Key: near, N: 5}, {Key: away, N: 1}})
 		assert.NoError(t, err)
 		assert.False(t, r.OK)
 	})
@@ -307,7 +309,7 @@ func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
 	require.NoError(t, err)
 	reqs := make([]Request, MaxAll)
 	for i := range reqs {
-		reqs[i] = Request{fmt.Sprint("user:", i+1), 1}
+		reqs[i] = Request{Key: fmt.Sprint("user:", i+1), N: 1}
 	}
 	require.NoError(t, rdb.ConfigResetStat(t.Context()).Err())
 	all, err := c.TakeAll(t.Context(), reqs)

@@ -66,6 +66,8 @@ type group struct {
 	runs     []policy.Run
 	byFlow   bool     // the takes name their flows
 	flows    []string // byFlow: of each run
+	unopen   bool     // byFlow: the bucket is a template's, which may be missing or full, and is opened first
+	opened   bool     // byFlow: it was
 	total    int64
 	part     int // groups of one bucket are in different calls, in this order
 	inLine   bool
@@ -96,6 +98,9 @@ func (g *group) fits(a *ask) bool {
 // byFlows returns the takes that the group asks of its bucket's flows.
 func (g *group) byFlows() lua.FlowTakes {
 	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
+	if _, ok := g.kind.(*refilled); ok && !g.opened {
+		takes.Below = g.info.limit()
+	}
 	for i, run := range g.runs {
 		takes.Runs[i] = policy.FlowRun{Flow: g.flows[i], Run: run}
 	}

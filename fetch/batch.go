@@ -159,6 +159,8 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
+		_, ofTemplate := g.kind.(*refilled)
+		g.unopen = g.byFlow && ofTemplate && (g.info.terms == nil || g.kind.outdated(g.info))
 		g.part, g.isolated = part, r.Body.bucket.refused.holds(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
 		g.narrow = t.c.nodes.moving(g.slot).holds(time.Now())
@@ -186,7 +188,9 @@ func (t *trip) place() {
 		isolated := g.isolated || g.narrow || words.Lazy != nil
 		byFlow := g.byFlow && !g.narrow                  // the keys of the plan may be missing where the slot moves
 		words.Whole = g.whole || asBudget(g.kind) != nil // the tokens alone don't show what a budget is owed
-		at := place{g.slot, g.part, words.Whole, byFlow}
+		opens := byFlow && g.unopen
+		byFlow = byFlow && !opens
+		at := place{g.slot, g.part, words.Whole || opens, byFlow}
 		call := t.places[at]
 		if call == nil || isolated || len(call.groups) == mostBuckets {
 			call = t.call()
@@ -203,6 +207,10 @@ func (t *trip) place() {
 		words.InLine = g.inLine
 		words.Hold = g.hold
 		words.Terms = g.whole
+		if opens {
+			words.Runs, words.InLine = nil, false
+			words.Whole, words.Terms = true, true
+		}
 		call.groups, call.words = append(call.groups, g), append(call.words, words)
 	}
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
@@ -265,6 +273,7 @@ func (t *trip) read(call *scriptCall) {
 		switch {
 		case err != nil:
 			t.answer(g, lua.TakesReply{Err: err})
+		case call.byFlow && g.unopened(&replies[i]):
 		case replies[i].Missed:
 			g.whole = true
 		case replies[i].Schedule != "":
@@ -273,6 +282,8 @@ func (t *trip) read(call *scriptCall) {
 			t.sweep(g)
 		case !call.byFlow && call.words[i].Existing && errors.Is(replies[i].Err, lua.ErrUnknownBucket):
 			t.create(g)
+		case g.unopen && !g.narrow && replies[i].Err == nil:
+			t.open(g, &replies[i])
 		default:
 			t.answer(g, replies[i])
 		}
@@ -348,6 +359,9 @@ func (t *trip) create(g *group) {
 func (t *trip) answer(g *group, reply lua.TakesReply) {
 	g.done = true
 	t.observe(g, &reply)
+	if g.opened && reply.Err == nil {
+		t.c.reopen(g.kind, g.key, &lua.TakeReply{Taken: g.taken(&reply), Remaining: reply.Remaining, Terms: reply.Terms})
+	}
 	i := g.info
 	if reply.Err == nil && (reply.Terms != nil || g.whole) {
 		i = t.c.applyTakes(g, &reply, t.asked)
@@ -396,26 +410,20 @@ type portions struct {
 
 // portionsOf returns the portions of a reply before the first take.
 func portionsOf(g *group, reply *lua.TakesReply) portions {
-	p := portions{g: g, reply: reply, left: reply.Remaining + g.total}
-	if !reply.OK {
-		p.left = reply.Remaining
-		for n, r := range reply.Runs {
-			p.left += g.runs[n].N * r.Taken
-		}
-	}
-	return p
+	return portions{g: g, reply: reply, left: reply.Remaining + g.taken(reply)}
 }
 
 // give sets the reply of the next take.
 func (p *portions) give(a *ask) {
 	switch {
-	case p.reply.OK:
+	case p.reply.OK && p.reply.Runs == nil:
 		a.reply = lua.TakeReply{OK: true, Taken: a.total()}
 	case a.line != nil:
-		a.reply = lua.TakeReply{}
+		a.reply = lua.TakeReply{OK: p.reply.OK}
 		a.runs = append([]lua.RunReply(nil), p.reply.Runs...)
 		for n, r := range p.reply.Runs {
 			a.reply.Taken += p.g.runs[n].N * r.Taken
+			a.reply.Free += r.Free
 		}
 	default:
 		a.reply = replyOf(a.run, p.reply.Runs[p.run], p.nth)
@@ -438,11 +446,47 @@ func (p *portions) give(a *ask) {
 func replyOf(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
 	switch {
 	case run.UpTo:
-		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait}
+		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait, Free: r.Free}
 	case nth < r.Taken:
-		return lua.TakeReply{OK: true, Taken: run.N}
+		return lua.TakeReply{OK: true, Taken: run.N, Free: freeOf(run.N, r, nth)}
 	}
 	return lua.TakeReply{Wait: r.Wait}
+}
+
+// open applies the reply of a call that opened a bucket whose flows are served next, if it turns out to have some.
+func (t *trip) open(g *group, reply *lua.TakesReply) {
+	t.observe(g, reply)
+	opened := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
+	g.info = t.c.remember(g.key, 0, policy.Leave{}, &opened, t.asked)
+	g.unopen = false
+	g.opened = true
+	g.whole = true
+	g.byFlow = g.info.divided()
+}
+
+// unopened reports whether the bucket of a group that was asked by its flows is a template's and is to be opened first:
+// it is missing or full. One that is missing although it was opened is asked without regard to flows.
+func (g *group) unopened(reply *lua.TakesReply) bool {
+	_, ofTemplate := g.kind.(*refilled)
+	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
+	if !ofTemplate || !missing && !reply.Missed {
+		return false
+	}
+	g.unopen = !g.opened
+	g.byFlow = g.byFlow && g.unopen
+	return true
+}
+
+// taken is how many tokens the takes of a group got.
+func (g *group) taken(reply *lua.TakesReply) int64 {
+	if reply.OK {
+		return g.total
+	}
+	sum := int64(0)
+	for n, r := range reply.Runs {
+		sum += g.runs[n].N * r.Taken
+	}
+	return sum
 }
 
 // answerCommands ends the requests of commands that were answered.
@@ -484,7 +528,7 @@ func (t *trip) finishUnclaimed() {
 			case a.cmd != nil && a.undo != nil && a.cmd.Err() == nil:
 				a.undo(ctx, by, a.cmd)
 			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
-				t.c.giveBackBy(ctx, by, a.kind, a.key, a.reply.Taken, a.info.era)
+				t.c.giveBackBy(ctx, by, a.kind, a.key, backOf(&a.reply, a.info, a.flow))
 			}
 		})
 	}

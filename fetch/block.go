@@ -25,6 +25,7 @@ const (
 type block struct {
 	ls   *leases
 	key  string
+	flow *string // whose block it is; nil: of a bucket without flows
 	rule leaseRule
 	wake chan struct{} // of the keeper
 
@@ -59,10 +60,10 @@ type view struct {
 	era     int64
 }
 
-func newBlock(ls *leases, key string, rule leaseRule) *block {
+func newBlock(ls *leases, key string, flow *string, rule leaseRule) *block {
 	half := rule.hold / 2
 	return &block{
-		ls: ls, key: key, rule: rule, wake: make(chan struct{}, 1),
+		ls: ls, key: key, flow: flow, rule: rule, wake: make(chan struct{}, 1),
 		plan: plan{most: rule.most, half: half, ends: ls.now() + half},
 	}
 }
@@ -193,7 +194,7 @@ func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 		back, idle = b.plan.endHalf(now, left)
 	}
 	switch {
-	case b.ls.c.buckets.find(b.key).waited():
+	case b.ls.c.buckets.find(b.key).waitedBy(b.flow):
 		back = left
 		b.rest = b.after(b.plan.half)
 	case back == 0 && now >= b.rest:
@@ -213,7 +214,7 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	b.seq++
 	b.sent, b.again = now, false
 	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want,
-		TTL: b.rule.hold + leaseGrace}
+		TTL: b.rule.hold + leaseGrace, Flow: b.flow}
 }
 
 // send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it
@@ -341,7 +342,7 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 		return Result{}, false
 	}
 	defer c.life.leave()
-	n := c.buckets.find(t.key).offer(run.N, run.Leave)
+	n := c.buckets.find(t.key).offer(t.flow, run.N, run.Leave)
 	if n < max(1, least) {
 		return Result{}, false
 	}
@@ -352,13 +353,13 @@ func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 			return Result{}, false
 		}
 	}
-	leased, low := c.buckets.find(t.key).takeLocal(n, n, run.Leave)
+	leased, low := c.buckets.find(t.key).takeLocal(t.flow, n, n, run.Leave)
 	defer low.signal()
 	switch {
 	case a == nil:
 		return leased, leased.OK
 	case !leased.OK:
-		c.giveBackLater(t.key, a.reply.Taken, a.info.era)
+		c.giveBackLater(t.key, backOf(&a.reply, a.info, t.flow))
 		return Result{}, false
 	}
 	return t.result(a).with(leased), true

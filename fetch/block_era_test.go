@@ -69,7 +69,7 @@ func TestTokensOfALateTakeAllDoNotGoBackToALaterEra(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		_, err := c.TakeAll(ctx, []Request{{"checkout", 30}})
+		_, err := c.TakeAll(ctx, []Request{{Key: "checkout", N: 30}})
 		done <- err
 	}()
 	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 70 }, "taken")

@@ -24,7 +24,8 @@ type bucket struct {
 	key   string
 	known atomic.Pointer[info]        // never nil
 	lines atomic.Pointer[lines]       // nil: no caller has waited
-	block atomic.Pointer[block]       // nil: none
+	block atomic.Pointer[block]       // of a bucket without flows; nil: none
+	parts atomic.Pointer[flowBlocks]  // of a bucket with flows; nil: none of them ever had one
 	flows atomic.Pointer[flowDenials] // nil: no flow of it was denied
 	more  time.Time                   // when the bucket last got tokens that no reply reports
 
@@ -45,7 +46,7 @@ func newBucket(key string) *bucket {
 }
 
 // used reports whether callers wait for the bucket, or it has a block. It must not be forgotten then.
-func (b *bucket) used() bool { return b.block.Load() != nil || b.waited() }
+func (b *bucket) used() bool { return b.block.Load() != nil || b.parts.Load().any() || b.waited() }
 
 // waited reports whether callers wait for the bucket.
 func (b *bucket) waited() bool {
@@ -178,12 +179,32 @@ func (s *bucketShard) rotate() {
 	s.young = young
 }
 
-// setBlock replaces the block of a bucket, and reports whether it had the earlier one.
-func (bs *buckets) setBlock(key string, earlier, later *block) bool {
-	s := bs.shard(key)
+// addBlock adds a block to its bucket, and reports whether that had none, or its flow.
+func (bs *buckets) addBlock(blk *block) bool {
+	s := bs.shard(blk.key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.obtain(key).block.CompareAndSwap(earlier, later)
+	b := s.obtain(blk.key)
+	if blk.flow == nil {
+		return b.block.CompareAndSwap(nil, blk)
+	}
+	if b.parts.Load() == nil {
+		b.parts.Store(&flowBlocks{})
+	}
+	return b.parts.Load().add(*blk.flow, blk)
+}
+
+// removeBlock removes a block of a bucket.
+func (bs *buckets) removeBlock(blk *block) {
+	s := bs.shard(blk.key)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	b := s.obtain(blk.key)
+	if blk.flow == nil {
+		b.block.CompareAndSwap(blk, nil)
+		return
+	}
+	b.parts.Load().remove(*blk.flow, blk)
 }
 
 // forgive forgets a bucket's denial, and those whose reply is still to come, since there are more tokens.
@@ -224,7 +245,8 @@ func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.Ta
 	defer s.mu.Unlock()
 	b, now := s.obtain(key), time.Now()
 	i := b.known.Load().updated(s.shared(reply.Terms), reply.Version.Era, now)
-	if !reply.OK && !i.pooled() && asked.After(b.more) { // a pool's share grows by the denials that its bucket counts
+	// A pool's share grows by the denials that its bucket counts. Those of flows are remembered by flow.
+	if !reply.OK && !i.pooled() && !i.divided() && asked.After(b.more) {
 		i.denied = newDenial(n, leave.Of(i.limit()), reply, now)
 	}
 	if i.share != nil {

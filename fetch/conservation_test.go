@@ -359,7 +359,7 @@ func (s *scene) step(p *player, rng *rand.Rand) {
 		r, err := p.TakeUpTo(ctx, key, 4*n)
 		s.took("take up to", key, r, from, err)
 	case 1:
-		reqs := []Request{{s.keys[rng.IntN(3)], n}, {s.keys[rng.IntN(3)], 1 + rng.Int64N(5)}}
+		reqs := []Request{{Key: s.keys[rng.IntN(3)], N: n}, {Key: s.keys[rng.IntN(3)], N: 1 + rng.Int64N(5)}}
 		all, err := p.TakeAll(ctx, reqs)
 		if err != nil {
 			s.failed("take all", err)

@@ -1,7 +1,9 @@
 package fetch
 
 import (
+	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -10,6 +12,58 @@ import (
 
 // mostFlowDenials is the most flows of a bucket whose denials are remembered.
 const mostFlowDenials = 10_000
+
+// flowBlocks are the blocks of a bucket's flows.
+type flowBlocks struct {
+	of sync.Map // by flow
+	n  atomic.Int32
+}
+
+// any reports whether there are some.
+func (f *flowBlocks) any() bool { return f != nil && f.n.Load() > 0 }
+
+// add adds a flow's block, unless the flow has one.
+func (f *flowBlocks) add(flow string, blk *block) bool {
+	_, there := f.of.LoadOrStore(flow, blk)
+	if !there {
+		f.n.Add(1)
+	}
+	return !there
+}
+
+func (f *flowBlocks) remove(flow string, blk *block) {
+	if f.of.CompareAndDelete(flow, blk) {
+		f.n.Add(-1)
+	}
+}
+
+// blockOf returns the block from which takes for a flow are served, nil for none. A bucket without flows has one for
+// all takes.
+func (b *bucket) blockOf(flow string) *block {
+	if !b.known.Load().divided() {
+		return b.block.Load()
+	}
+	parts := b.parts.Load()
+	if !parts.any() {
+		return nil
+	}
+	blk, there := parts.of.Load(flow)
+	if !there {
+		return nil
+	}
+	return blk.(*block)
+}
+
+// waitedBy reports whether callers wait for the bucket; for a flow of it, unless flow is nil.
+func (b *bucket) waitedBy(flow *string) bool {
+	if !b.waited() || flow == nil {
+		return b.waited()
+	}
+	ls := b.lines.Load()
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	return slices.ContainsFunc(ls.of, func(l *line) bool { return l.flow == *flow })
+}
 
 // flowDenials are the last denials of the flows of a bucket.
 type flowDenials struct {
@@ -28,7 +82,7 @@ func (t *task) denial() *denial {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.of[t.cfg.flow]
+	return f.of[t.flow]
 }
 
 // remember records the denial of a flow.
@@ -53,10 +107,72 @@ func (f *flowDenials) forget(now time.Time) {
 	}
 }
 
-// asksByFlow reports whether takes of the task's bucket are to name their flows: the bucket has some, or nothing is
-// known of it and the caller names one.
+// asksByFlow reports whether takes of the task's bucket are to name their flows: the bucket has some, or is of a
+// template whose buckets have some, or nothing is known of it and the caller names one.
 func (t *task) asksByFlow(flow string) bool {
-	return t.kind == (configured{}) && (t.info.divided() || t.info.terms == nil && flow != "")
+	switch k := t.kind.(type) {
+	case *lazy:
+		return false
+	case *refilled:
+		return t.info.divided() || t.info.terms == nil && k.rule.Terms.Divided
+	}
+	return t.info.divided() || t.info.terms == nil && flow != ""
+}
+
+// namedFlow returns the flow that a script call of the task names; nil for none.
+func (t *task) namedFlow() *string {
+	if !t.asksByFlow(t.flow) {
+		return nil
+	}
+	flow := t.flow
+	return &flow
+}
+
+// payment is what a flow paid with its right for the tokens of a take.
+type payment struct {
+	flow   string
+	tokens int64
+}
+
+// payment returns what a flow paid for a take with this answer; nil for nothing.
+func (a *answer) payment(flow string) *payment {
+	paid := a.reply.Taken - a.reply.Free
+	if !a.info.divided() || a.source.Kind == SourceFallback || paid <= 0 {
+		return nil
+	}
+	return &payment{flow, paid}
+}
+
+// backOf is the return of what a take for a flow took.
+func backOf(reply *lua.TakeReply, i *info, flow string) lua.ReturnCall {
+	back := lua.ReturnCall{N: reply.Taken, Era: i.era}
+	if i.divided() {
+		back.Flow = flow
+		back.Paid = reply.Taken - reply.Free
+	}
+	return back
+}
+
+// freeOf returns for how many of the n tokens of the nth take of a run, which was made, the flow paid nothing. The last
+// takes that were made are the free ones.
+func freeOf(n int64, r lua.RunReply, nth int64) int64 {
+	if nth >= r.Taken-r.Free/n {
+		return n
+	}
+	return 0
+}
+
+// applyReply is Client.remember of a take of n by the task. A denial is remembered for the task's flow.
+func (t *task) applyReply(n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
+	i := t.c.remember(t.key, n, leave, reply, asked)
+	if reply.OK || !i.divided() || i.pooled() {
+		return i
+	}
+	if f := t.c.buckets.flowsOf(t.key, asked); f != nil {
+		now := time.Now()
+		f.remember(t.flow, newDenial(n, leave.Of(i.limit()), reply, now), now)
+	}
+	return i
 }
 
 // rememberFlows records the reply to takes of a divided bucket: its policy, and for each flow whether its takes were
@@ -68,7 +184,7 @@ func (c *Client) rememberFlows(g *group, reply *lua.TakesReply, asked time.Time)
 		return i
 	}
 	f := c.buckets.flowsOf(g.key, asked)
-	if f == nil || !i.divided() {
+	if f == nil || !i.divided() || i.pooled() {
 		return i
 	}
 	now := time.Now()

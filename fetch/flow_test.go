@@ -207,18 +207,31 @@ func TestTheNamesOfStrangersAreBounded(t *testing.T) {
 	require.LessOrEqual(t, len(f.of), mostFlowDenials)
 }
 
-func TestABlockServesNoBucketWithFlows(t *testing.T) {
+func TestEachFlowHasABlockOfItsOwn(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	createDivided(t, rdb, "acme")
-	c := newClient(t, rdb, slow(), WithLease(50, time.Minute))
-	for range 50 {
-		r, err := c.Take(ctx, "acme", 1, WithFlow("loud"))
+	c := newClient(t, rdb, slow(), WithLease(50, time.Minute), WithDenyCache(false))
+	leased := func(flow string) bool {
+		r, err := c.Take(ctx, "acme", 1, WithFlow(flow))
 		require.NoError(t, err)
-		require.True(t, r.OK)
-		require.Equal(t, SourceShared, r.Source.Kind)
+		return r.Source.Kind == SourceLeased
 	}
+	for !leased("loud") {
+	}
+	require.NotNil(t, c.buckets.find("acme").blockOf("loud"))
+	require.Nil(t, c.buckets.find("acme").blockOf("quiet"))
 	require.Nil(t, c.buckets.find("acme").block.Load())
+	for taken(c.Take(ctx, "acme", 1, WithFlow("loud"))) { // until neither the block nor the bucket has more for it
+	}
+	require.EqualValues(t, 40, tokens(t, rdb, "acme"), "a block has no right that its flow lacks")
+	for range leaseFrom {
+		_ = leased("quiet")
+	}
+	require.Less(t, tokens(t, rdb, "acme"), int64(40), "and has the right that it has")
+	asked, err := rdb.HGet(ctx, lua.UseKey("acme"), "quiet").Int64()
+	require.NoError(t, err)
+	require.Positive(t, asked)
 }
 
 func TestAFlowIsServedWhileItsSlotMoves(t *testing.T) {
@@ -257,11 +270,143 @@ func TestFlowsAreCheckedAndForSomeCallsOnly(t *testing.T) {
 	}
 	require.NoError(t, errOf(c.Take(ctx, "acme", 1, WithFlow(strings.Repeat("a", policy.MaxFlowLen)))))
 	flow := WithFlow("quiet")
-	_, err := c.TakeAll(ctx, []Request{{"acme", 1}}, flow)
+	_, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 1, Flow: "a//b"}})
 	require.ErrorIs(t, err, ErrInvalidOption)
-	_, err = c.Reserve(ctx, "acme", 1, time.Minute, flow)
+	_, err = c.TakeAll(ctx, []Request{{Key: "acme", N: 1, Flow: "loud"}, {Key: "acme", N: 1}}, flow)
 	require.ErrorIs(t, err, ErrInvalidOption)
+	require.ErrorContains(t, err, `"loud" and "quiet"`)
 	require.ErrorIs(t, errOf(c.Peek(ctx, "acme", flow)), ErrInvalidOption)
-	require.ErrorIs(t, errOf(c.Take(ctx, "acme", 1, flow, WithRequestID("r"))), ErrInvalidOption)
 	require.ErrorIs(t, c.Return(ctx, "acme", 1, flow), ErrInvalidOption)
+}
+
+// rightOf returns how many tokens a flow can take of a bucket that is at its floor, one by one. It gives them back, but
+// for the right that it paid.
+func rightOf(t testing.TB, c *Client, flow string) (n int64) {
+	t.Helper()
+	for {
+		r, err := c.Take(t.Context(), "acme", 1, WithFlow(flow))
+		require.NoError(t, err)
+		if !r.OK {
+			if n > 0 {
+				require.NoError(t, c.Return(t.Context(), "acme", n))
+			}
+			return n
+		}
+		n++
+	}
+}
+
+func TestWhatAFlowDoesNotUseGivesItsRightBack(t *testing.T) {
+	t.Parallel()
+	ctx, quiet := context.Background(), WithFlow("quiet")
+	take := func(opts ...CallOption) func(testing.TB, *Client) {
+		return func(t testing.TB, c *Client) {
+			r, err := c.Take(ctx, "acme", 3, append(opts, quiet)...)
+			require.NoError(t, err)
+			require.EqualValues(t, 3, r.Taken)
+			require.NoError(t, c.Undo(ctx, "acme", r))
+		}
+	}
+	takeAll := func(opts ...CallOption) func(testing.TB, *Client) {
+		return func(t testing.TB, c *Client) {
+			all, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 1, Flow: "quiet"}, {Key: "plain", N: 1},
+				{Key: "acme", N: 2, Flow: "quiet"}}, opts...)
+			require.NoError(t, err)
+			require.True(t, all.OK)
+			require.NoError(t, c.UndoAll(ctx, all))
+		}
+	}
+	for name, use := range map[string]func(testing.TB, *Client){
+		"take": take(), "request": take(WithRequestID("r")), "all": takeAll(), "request of all": takeAll(WithRequestID("a")),
+		"up to": func(t testing.TB, c *Client) {
+			r, err := c.TakeUpTo(ctx, "acme", 3, quiet)
+			require.NoError(t, err)
+			require.NoError(t, c.Undo(ctx, "acme", r))
+		},
+		"wait": func(t testing.TB, c *Client) {
+			r, err := c.Wait(ctx, "acme", 3, quiet)
+			require.NoError(t, err)
+			require.NoError(t, c.Undo(ctx, "acme", r))
+		},
+		"reservation": func(t testing.TB, c *Client) {
+			r, err := c.Reserve(ctx, "acme", 3, time.Minute, quiet)
+			require.NoError(t, err)
+			require.True(t, r.OK)
+			require.NoError(t, r.Cancel(ctx))
+		},
+		"denied elsewhere": func(t testing.TB, c *Client) {
+			all, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 3}, {Key: "elsewhere", N: 101}}, quiet)
+			require.ErrorIs(t, err, ErrExceedsCapacity)
+			require.False(t, all.OK)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var rdb redis.UniversalClient = testenv.Redis(t).Client()
+			if name == "denied elsewhere" {
+				rdb = testenv.Cluster(t).Client()
+			}
+			createDivided(t, rdb, "acme")
+			createBucket(t, rdb, "plain", hourly(100))
+			createBucket(t, rdb, "elsewhere", hourly(100))
+			c := newClient(t, rdb, slow())
+			drain(t, c, "acme")
+			use(t, c)
+			require.EqualValues(t, 40, tokens(t, rdb, "acme"))
+			require.EqualValues(t, 5, rightOf(t, c, "quiet"))
+		})
+	}
+}
+
+func TestTokensThatCostNoRightGiveNoneBack(t *testing.T) {
+	t.Parallel()
+	ctx, rdb := t.Context(), testenv.Redis(t).Client()
+	createDivided(t, rdb, "acme")
+	c := newClient(t, rdb, slow(), WithDenyCache(false))
+	for range 3 {
+		r, err := c.Take(ctx, "acme", 60, WithFlow("loud"))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		require.NoError(t, c.Undo(ctx, "acme", r))
+		held, err := c.Reserve(ctx, "acme", 60, time.Minute, WithFlow("loud"))
+		require.NoError(t, err)
+		require.True(t, held.OK)
+		require.NoError(t, held.Cancel(ctx))
+	}
+	drain(t, c, "acme")
+	require.Zero(t, rightOf(t, c, "loud"))
+	r, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 1}}, WithFlow("loud"))
+	require.NoError(t, err)
+	require.False(t, r.OK)
+	held, err := c.Reserve(ctx, "acme", 1, time.Minute, WithFlow("loud"))
+	require.NoError(t, err)
+	require.False(t, held.OK)
+	require.False(t, taken(c.Take(ctx, "acme", 1, WithFlow("loud"), WithRequestID("r"))))
+}
+
+// taken reports whether a take was made.
+func taken(r Result, err error) bool { return err == nil && r.OK }
+
+func TestASettlementAdjustsTheRightOfItsFlow(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	for _, test := range []struct{ reserved, used, right int64 }{{4, 3, 2}, {1, 3, 2}, {3, 3, 2}, {1, 7, 0}} {
+		rdb := testenv.Redis(t).Client()
+		createDivided(t, rdb, "acme")
+		c := newClient(t, rdb, slow(), WithDenyCache(false))
+		drain(t, c, "acme")
+		r, err := c.Reserve(ctx, "acme", test.reserved, time.Minute, WithFlow("quiet"))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		other := newClient(t, rdb, slow()) // it knows nothing of the bucket
+		s, err := other.Settle(ctx, "acme", r.ID, test.used)
+		require.NoError(t, err)
+		require.Equal(t, max(0, test.reserved-test.used), s.Returned)
+		require.Equal(t, test.right, rightOf(t, c, "quiet"), "reserved %d, used %d", test.reserved, test.used)
+		asked, err := rdb.HGet(ctx, lua.UseKey("acme"), "quiet").Int64()
+		require.NoError(t, err)
+		denied, err := rdb.HGet(ctx, lua.UseKey("acme"), "/!quiet").Int64()
+		require.NoError(t, err)
+		require.Equal(t, max(test.reserved, test.used)+test.right, asked-denied)
+	}
 }

@@ -16,20 +16,21 @@ import (
 // returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf returns why). There is
 // no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, Result{}, false, opts)
 }
 
 // Undo gives back the tokens of r, the result of a take or a Wait, to the era of the bucket from which they came
-// (Result.Era). If that era is over, they are dropped. Tokens that no bucket gave do not go back: those that a degraded
-// mode granted (SourceFallback), and those that a bucket in shadow mode lacked. For a denial there is nothing to undo,
-// nor for a Reservation, which Settle ends. The errors are Return's. Call it once for a Result, and once for a request
-// id: the bucket continues to remember the request as charged.
+// (Result.Era). If that era is over, they are dropped. The flow that paid for them gets its right back (WithFlow).
+// Tokens that no bucket gave do not go back: those that a degraded mode granted (SourceFallback), and those that a
+// bucket in shadow mode lacked. For a denial there is nothing to undo, nor for a Reservation, which Settle ends. The
+// errors are Return's. Call it once for a Result, and once for a request id: the bucket continues to remember the
+// request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r.Era, nil)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), r, true, nil)
 }
 
 // UndoAll gives back the tokens of all, the result of a TakeAll: for each of its requests those that Undo would, all at
@@ -53,23 +54,24 @@ func (c *Client) moreTokens(key string) {
 	}
 }
 
-// putBack makes a call that returns its tokens, if there are any, to the era in which they were taken, nil for any.
-func (c *Client) putBack(ctx context.Context, call Call, amount int64, taken *int64, opts []CallOption) error {
+// putBack makes a call that returns its tokens, if there are any: if known, to the era in which a result took them,
+// with the right that its flow paid; otherwise to any era.
+func (c *Client) putBack(ctx context.Context, call Call, amount int64, r Result, known bool, opts []CallOption) error {
 	_, err := c.call(ctx, call, amount, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		key, n := call.Key, call.Tokens
 		if n == 0 {
 			return Result{OK: true}, nil
 		}
 		t := c.begin(budgetOf(ctx, cfg), key)
-		era := int64(0)
-		if taken != nil {
-			era = *taken
-		}
-		if taken != nil && !t.kind.has(era) { // the template was enforced in another way: the tokens are of no bucket
+		if known && !t.kind.has(r.Era) { // the template was enforced in another way: the tokens are of no bucket
 			c.stats.clamped.Add(n)
 			return Result{OK: true}, nil
 		}
-		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, n, era) })
+		back := lua.ReturnCall{N: n, Era: r.Era}
+		if r.paid != nil {
+			back.Flow, back.Paid = r.paid.flow, min(n, r.paid.tokens)
+		}
+		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, back) })
 		c.moreTokens(key)
 		if errors.Is(err, lua.ErrOtherEra) {
 			reply, err = lua.ReturnReply{Clamped: n}, nil

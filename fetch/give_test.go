@@ -171,7 +171,8 @@ func TestUndoAllGivesBackWhatEachBucketGave(t *testing.T) {
 	_, err = c.Take(t.Context(), open, 1, slow())
 	require.NoError(t, err)
 	away.Pause()
-	all, err := c.TakeAll(t.Context(), []Request{{plain, 2}, {other, 3}, {plain, 4}, {lacking, 5}, {lost, 6}, {open, 7}})
+	all, err := c.TakeAll(t.Context(), []Request{{Key: plain, N: 2}, {Key: other, N: 3}, {Key: plain, N: 4},
+		{Key: lacking, N: 5}, {Key: lost, N: 6}, {Key: open, N: 7}})
 	require.NoError(t, err)
 	require.True(t, all.OK)
 	away.Resume()
@@ -185,7 +186,7 @@ func TestUndoAllGivesBackWhatEachBucketGave(t *testing.T) {
 		require.Equal(t, want, tokens(t, rdb, key), key)
 	}
 	require.EqualValues(t, 9, tokens(t, away.Client(), open))
-	denied, err := c.TakeAll(t.Context(), []Request{{plain, 1}, {lost, 9}})
+	denied, err := c.TakeAll(t.Context(), []Request{{Key: plain, N: 1}, {Key: lost, N: 9}})
 	require.NoError(t, err)
 	require.False(t, denied.OK)
 	require.NoError(t, c.UndoAll(t.Context(), denied))

@@ -41,7 +41,7 @@ func TestAHookObservesEveryCall(t *testing.T) {
 	_, _ = c.Take(ctx, "quota", 90)
 	_, _ = c.Take(ctx, "quota", 91)
 	_, _ = c.TakeUpTo(ctx, "quota", 20)
-	_, _ = c.TakeAll(ctx, []Request{{"mail", 1}, {"mail", 2}})
+	_, _ = c.TakeAll(ctx, []Request{{Key: "mail", N: 1}, {Key: "mail", N: 2}})
 	_, _ = c.Wait(ctx, "mail", 1)
 	_, _ = c.Peek(ctx, "mail")
 	_ = c.Return(ctx, "mail", 1)

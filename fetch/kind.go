@@ -21,8 +21,8 @@ type kind interface {
 	has(era int64) bool
 	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
 	open(t *task, hold time.Duration) error
-	// giveBack returns tokens to the era in which they were taken, 0 for any.
-	giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error)
+	// giveBack returns tokens to the era in which they were taken, 0 for any, and the right that a flow paid for them.
+	giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply, error)
 	peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error)
 }
 
@@ -43,8 +43,9 @@ func (configured) has(int64) bool { return true }
 
 func (configured) open(*task, time.Duration) error { return nil }
 
-func (configured) giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error) {
-	return lua.Return(ctx, c, key, n, era)
+func (configured) giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply,
+	error) {
+	return lua.ReturnPaid(ctx, c, key, back)
 }
 
 // peek returns ErrUnknownBucket if the bucket has neither tokens nor a policy, as a take does. Its index may be left.
@@ -94,10 +95,11 @@ func (r *refilled) open(t *task, hold time.Duration) error {
 }
 
 // giveBack drops the tokens if the bucket no longer exists, because then it was full.
-func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, n, era int64) (lua.ReturnReply, error) {
-	reply, err := lua.Return(ctx, c, key, n, era)
+func (r *refilled) giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply,
+	error) {
+	reply, err := lua.ReturnPaid(ctx, c, key, back)
 	if errors.Is(err, lua.ErrUnknownBucket) {
-		return lua.ReturnReply{Clamped: n}, nil
+		return lua.ReturnReply{Clamped: back.N}, nil
 	}
 	return reply, err
 }
@@ -184,8 +186,8 @@ func (l *lazy) open(t *task, _ time.Duration) error {
 		l.rule.Prefix)
 }
 
-func (l *lazy) giveBack(ctx context.Context, c lua.Client, key string, n, _ int64) (lua.ReturnReply, error) {
-	return lua.ReturnReply{}, lua.LazyReturn(ctx, c, key, &l.rule.Terms, n)
+func (l *lazy) giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply, error) {
+	return lua.ReturnReply{}, lua.LazyReturn(ctx, c, key, &l.rule.Terms, back.N)
 }
 
 func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {

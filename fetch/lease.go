@@ -63,6 +63,10 @@ const (
 // While a call of this Client waits for a bucket (Wait), the Client holds no block of it. Takes with a request id,
 // TakeAll and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
 // policy.EnforceLazy, have no blocks.
+//
+// A bucket with flows has a block for each flow that takes so often. It is given what a TakeUpTo for the flow would
+// get. Its tokens count as asked for by the flow, and go back with the right that it paid. Undo of a take from such a
+// block gives no right back.
 func WithLease(most int64, hold time.Duration) LeaseOption {
 	return LeaseOption{rule: leaseRule{most, hold}}
 }
@@ -182,10 +186,10 @@ func newLeases(c *Client) *leases {
 
 func (ls *leases) now() time.Duration { return time.Since(ls.began) }
 
-// draw takes as many tokens of the bucket's block as there are, from least up to n. If few are left it returns the
-// block, which the caller is to signal: after it has asked the bucket for more, if it does.
-func (b *bucket) takeLocal(least, n int64, leave policy.Leave) (Result, *block) {
-	blk := b.block.Load()
+// draw takes as many tokens of the block of the bucket, or of a flow, as there are, from least up to n. If few are left
+// it returns the block, which the caller is to signal: after it has asked the bucket for more, if it does.
+func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Result, *block) {
+	blk := b.blockOf(flow)
 	if blk == nil {
 		return Result{}, nil
 	}
@@ -196,28 +200,28 @@ func (b *bucket) takeLocal(least, n int64, leave policy.Leave) (Result, *block) 
 	return r, blk
 }
 
-// offer returns how many of up to n tokens of the bucket its block has now.
-func (b *bucket) offer(n int64, leave policy.Leave) int64 {
-	if blk := b.block.Load(); blk != nil {
+// offer returns how many of up to n tokens of the bucket its block, or that of a flow, has now.
+func (b *bucket) offer(flow string, n int64, leave policy.Leave) int64 {
+	if blk := b.blockOf(flow); blk != nil {
 		return blk.offer(n, leave)
 	}
 	return 0
 }
 
-// yield has the bucket's block given back, since a caller waits for the bucket.
-func (b *bucket) yield() {
-	if blk := b.block.Load(); blk != nil {
+// yield has the block of the bucket, or of a flow, given back, since a caller waits.
+func (b *bucket) yield(flow string) {
+	if blk := b.blockOf(flow); blk != nil {
 		timing.Signal(blk.wake)
 	}
 }
 
-// missed counts a take of n tokens that was put to the bucket itself.
-func (ls *leases) missed(key string, n int64) {
+// missed counts a take of n tokens, for a flow, that was put to the bucket itself.
+func (ls *leases) missed(key, flow string, n int64) {
 	if ls == nil {
 		return
 	}
 	b := ls.c.buckets.find(key)
-	if blk := b.block.Load(); blk != nil {
+	if blk := b.blockOf(flow); blk != nil {
 		blk.miss(n)
 		return
 	}
@@ -229,7 +233,12 @@ func (ls *leases) missed(key string, n int64) {
 		return
 	}
 	// A place holds half of the key's hash, the number of the hold time, and in the last digit the number of takes.
+	of := (*string)(nil)
 	hash := maphash.String(ls.seed, key)
+	if b.known.Load().divided() {
+		of = &flow
+		hash = maphash.String(ls.seed, key+"\x00"+flow)
+	}
 	begins := hash>>32<<32 | uint64(uint32(ls.now()/rule.hold)*leaseFrom)
 	place := &ls.seen[hash%places]
 	times := uint64(1)
@@ -237,23 +246,22 @@ func (ls *leases) missed(key string, n int64) {
 		times += seen % leaseFrom
 	}
 	if times == leaseFrom {
-		ls.begin(key, rule, n)
+		ls.begin(newBlock(ls, key, of, rule), n)
 		times = 0
 	}
 	place.Store(begins + times)
 }
 
 // begin begins a block, unless there are too many or the Client is closed.
-func (ls *leases) begin(key string, rule leaseRule, n int64) {
-	blk := newBlock(ls, key, rule)
+func (ls *leases) begin(blk *block, n int64) {
 	blk.miss(n)
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	if len(ls.blocks) < maxLeases && ls.c.buckets.setBlock(key, nil, blk) && ls.c.life.spawn(blk.keep) {
+	if len(ls.blocks) < maxLeases && ls.c.buckets.addBlock(blk) && ls.c.life.spawn(blk.keep) {
 		ls.blocks[blk] = struct{}{}
 		return
 	}
-	ls.c.buckets.setBlock(key, blk, nil)
+	ls.c.buckets.removeBlock(blk)
 }
 
 // end forgets a block that holds nothing.
@@ -261,7 +269,7 @@ func (ls *leases) end(blk *block) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	delete(ls.blocks, blk)
-	ls.c.buckets.setBlock(blk.key, blk, nil)
+	ls.c.buckets.removeBlock(blk)
 }
 
 // held returns how many tokens all blocks have.

@@ -431,7 +431,7 @@ func TestTheBlocksOfAClientAreBounded(t *testing.T) {
 func TestABlockIsNotUsedAfterItsExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := leasing(t, newFake(nil), 10)
-		b := newBlock(c.leases, "checkout", leaseRule{10, hold}) // without a keeper
+		b := newBlock(c.leases, "checkout", nil, leaseRule{10, hold}) // without a keeper
 		b.view.Store(&view{until: c.leases.now() + hold, limit: 10})
 		b.left.Store(5)
 		time.Sleep(hold - time.Nanosecond)

@@ -142,7 +142,7 @@ func TestTakeAllAndReserveDoNotOvertakeALine(t *testing.T) {
 	require.NoError(t, err)
 	takes := map[string]func() (Result, error){
 		"take all": func() (Result, error) {
-			all, err := c.TakeAll(t.Context(), []Request{{"line", 1}})
+			all, err := c.TakeAll(t.Context(), []Request{{Key: "line", N: 1}})
 			return Result{OK: all.OK, RetryAfter: all.RetryAfter}, err
 		},
 		"reserve": func() (Result, error) {

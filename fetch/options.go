@@ -127,8 +127,8 @@ func (u uses) String() string {
 
 const (
 	usesOfTake    = usesLeave | usesRequest | usesMemory | usesFlow
-	usesOfTakeAll = usesLeave | usesRequest | usesMemory
-	usesOfReserve = usesLeave | usesReservation | usesOverrun
+	usesOfTakeAll = usesOfTake
+	usesOfReserve = usesLeave | usesReservation | usesOverrun | usesFlow
 )
 
 // usesOf are the options of each method beside WithTimeout.
@@ -156,10 +156,6 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	}
 	if changed.given&usesMemory != 0 && changed.request == "" {
 		return nil, fmt.Errorf("%w: %s without %s does nothing for %s", ErrInvalidOption, usesMemory, usesRequest, op)
-	}
-	if changed.given&usesFlow != 0 && changed.request != "" {
-		return nil, fmt.Errorf("%w: %s with %s: a take with a request id is made for no flow", ErrInvalidOption, usesFlow,
-			usesRequest)
 	}
 	return &changed, nil
 }
@@ -208,8 +204,8 @@ func leaveOption(l policy.Leave) CallOption {
 // to a flow of its own, with all others without one. A bucket without flows ignores the name.
 //
 // The division is fair among names. A caller that chooses its own can get the parts of many, so take the name from what
-// was authenticated, and put strangers into one flow. Denials and lines of Wait are those of the flow. Takes of a
-// bucket with flows are not served from blocks (WithLease).
+// was authenticated, and put strangers into one flow. Denials, lines of Wait and blocks (WithLease) are those of the
+// flow.
 func WithFlow(name string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.flow = name

@@ -35,7 +35,7 @@ func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 			return err
 		},
 		"take_all": func(opts ...CallOption) error {
-			_, err := c.TakeAll(t.Context(), []Request{{"b", 1}}, opts...)
+			_, err := c.TakeAll(t.Context(), []Request{{Key: "b", N: 1}}, opts...)
 			return err
 		},
 		"peek": func(opts ...CallOption) error {

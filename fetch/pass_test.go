@@ -24,7 +24,7 @@ func TestALineLetsATakePassInEachRefillInterval(t *testing.T) {
 			return r.OK, err
 		},
 		"several": func(c *Client) (bool, error) {
-			all, err := c.TakeAll(t.Context(), []Request{{"b", 1}})
+			all, err := c.TakeAll(t.Context(), []Request{{Key: "b", N: 1}})
 			return all.OK, err
 		},
 		"reservation": func(c *Client) (bool, error) {

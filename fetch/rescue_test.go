@@ -103,7 +103,7 @@ func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
 		return r.OK
 	}, "tokens flow")
 	eventually(t, func() bool {
-		r, err := c.TakeAll(t.Context(), []Request{{"all", 3}, {"other", 1}})
+		r, err := c.TakeAll(t.Context(), []Request{{Key: "all", N: 3}, {Key: "other", N: 1}})
 		require.NoError(t, err)
 		return r.OK
 	}, "tokens flow")

@@ -41,7 +41,7 @@ type Settlement struct {
 // Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
 // Reservation with what was used. If it is never settled, as after a crash, its tokens go back when ttl,
 // policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation; in a budget also before a take
-// is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithReservationID and WithOverrun.
+// is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithFlow, WithReservationID and WithOverrun.
 //
 // A denial is a Reservation whose OK is false, and a nil error. A reservation by a degraded mode (SourceFallback) or of
 // what a bucket in shadow mode lacks (Shadow) is in no bucket: its Settle makes no call.
@@ -73,7 +73,8 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		return nil, err
 	}
 	t := c.begin(budgetOf(ctx, cfg), key)
-	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n)}
+	call := lua.ReserveCall{ID: cfg.reservation, N: n, TTL: ttl, Overrun: cfg.overrun, Leave: t.leave(n),
+		Flow: t.namedFlow()}
 	if call.ID == "" {
 		call.ID = rand.Text()
 	}
@@ -100,7 +101,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		}
 		c.reopen(kind, key, &reply.TakeReply)
 		until = reply.Until
-		info := c.remember(key, n, call.Leave, &reply.TakeReply, asked)
+		info := t.applyReply(n, call.Leave, &reply.TakeReply, asked)
 		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
 	})
 	result, err := t.toResult(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
@@ -120,7 +121,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 
 // cancelLate ends a reservation after its caller has left. If that fails its tokens go back when its time is over.
 func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) {
-	if s, err := lua.Settle(ctx, by, key, id, 0); err == nil {
+	if s, err := settleBy(ctx, by, c.buckets.find(key).known.Load(), key, id, 0); err == nil {
 		c.stats.returned.Add(s.Returned + s.Clamped)
 		c.stats.clamped.Add(s.Clamped)
 	}
@@ -131,6 +132,9 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 // used goes back, as far as the bucket has room and is in the same era; what was used beyond it is taken from the
 // bucket, and what that lacks is forgiven or owed as WithOverrun says. Of a reservation whose time is over, which went
 // back, all that was used counts as used beyond it.
+//
+// The flow for which the reservation was made (WithFlow) gets the right back that it paid for what goes back, and pays
+// for what was used beyond.
 //
 // It has no degraded mode: while the bucket's server is unavailable it returns ErrUnavailable, at once if the breaker
 // is open. A reservation that is not settled before its time is over goes back as if nothing had been used, so go on
@@ -162,7 +166,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 				return lua.SettleReply{}, err
 			}
 		}
-		reply, err := lua.Settle(t.ctx, t, key, id, used)
+		reply, err := settleBy(t.ctx, t, t.info, key, id, used)
 		if l, ok := t.kind.(*lazy); ok && errors.Is(err, lua.ErrUnknownBucket) {
 			err = l.open(t, 0)
 		}
@@ -176,6 +180,14 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 		c.stats.clamped.Add(reply.Clamped)
 	}
 	return Settlement{reply.Settlement, max(0, reply.Remaining), reply.Again}, nil
+}
+
+// settleBy settles a reservation of a bucket of which so much is known.
+func settleBy(ctx context.Context, by lua.Client, i *info, key, id string, used int64) (lua.SettleReply, error) {
+	if i.divided() {
+		return lua.SettleDivided(ctx, by, key, id, used)
+	}
+	return lua.Settle(ctx, by, key, id, used)
 }
 
 func checkUsed(used int64) error {

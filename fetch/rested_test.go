@@ -72,7 +72,7 @@ func TestARestedConsumerKeepsABucketThatBecameATemplates(t *testing.T) {
 			return r.OK, err
 		},
 		"TakeAll": func(ctx context.Context, c *Client) (bool, error) {
-			r, err := c.TakeAll(ctx, []Request{{key, 60}})
+			r, err := c.TakeAll(ctx, []Request{{Key: key, N: 60}})
 			return r.OK, err
 		},
 		"Wait": func(ctx context.Context, c *Client) (bool, error) {

@@ -50,6 +50,8 @@ type Result struct {
 
 	// of Taken, what Undo must not give back: a bucket in shadow mode did not have it, or it is of another era
 	lacked int64
+	// what a flow paid for the tokens with its right, which Undo gives back; nil for nothing
+	paid *payment
 }
 
 // with returns the result of a take that found some of its tokens in a block, and the others, if any, as in r.

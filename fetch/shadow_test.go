@@ -77,7 +77,7 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 	createBucket(t, rdb, "real", hourly(5))
 	c := newClient(t, rdb, slow())
 	for i, want := range []bool{false, true} {
-		r, err := c.TakeAll(t.Context(), []Request{{"real", 2}, {"trial", 2}})
+		r, err := c.TakeAll(t.Context(), []Request{{Key: "real", N: 2}, {Key: "trial", N: 2}})
 		require.NoError(t, err)
 		require.True(t, r.OK, i)
 		require.Empty(t, r.Denied)
@@ -86,12 +86,12 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 		require.Equal(t, want, r.Results[1].Shadow)
 		require.EqualValues(t, 2, r.Results[1].Taken)
 	}
-	r, err := c.TakeAll(t.Context(), []Request{{"real", 2}, {"trial", 2}})
+	r, err := c.TakeAll(t.Context(), []Request{{Key: "real", N: 2}, {Key: "trial", N: 2}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Equal(t, "real", r.Denied)
 	require.EqualValues(t, 1, tokens(t, rdb, "real"), "no bucket is charged")
-	r, err = c.TakeAll(t.Context(), []Request{{"trial", 2}})
+	r, err = c.TakeAll(t.Context(), []Request{{Key: "trial", N: 2}})
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	require.EqualValues(t, 0, tokens(t, rdb, "trial"))
@@ -108,7 +108,7 @@ func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
 			createBucket(t, rdb, "real", hourly(5))
 			c := newClient(t, rdb, slow(), WithRescue(false))
 			take := func() (r AllResult) {
-				r, err := c.TakeAll(t.Context(), []Request{{keys[0], 1}, {keys[1], 1}}, WithRequestID("r1"))
+				r, err := c.TakeAll(t.Context(), []Request{{Key: keys[0], N: 1}, {Key: keys[1], N: 1}}, WithRequestID("r1"))
 				require.NoError(t, err)
 				require.True(t, r.OK)
 				require.EqualValues(t, 4, tokens(t, rdb, "real"), "charged once")

@@ -56,7 +56,7 @@ var movedCalls = []movedCall{
 		return r.OK, r.Limit, err
 	}},
 	{"take all", "", -1, func(ctx context.Context, c *Client, key string, _ moved, _ int64) (bool, int64, error) {
-		r, err := c.TakeAll(ctx, []Request{{key, 1}})
+		r, err := c.TakeAll(ctx, []Request{{Key: key, N: 1}})
 		if err != nil {
 			return false, 0, err
 		}
@@ -337,7 +337,7 @@ func TestACallWaitsForItsSlotAsLongAsItHasTime(t *testing.T) {
 		}},
 		{"configured:return", true, 51, func(key string) error { return c.Return(ctx, key, 1) }},
 		{"configured:give back", true, 52, func(key string) error {
-			c.giveBack(key, 2, 0)
+			c.giveBack(key, lua.ReturnCall{N: 2})
 			return nil
 		}},
 	} {

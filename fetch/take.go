@@ -45,11 +45,11 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 // take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	run.Leave = cfg.leave
-	if c.leases == nil || cfg.request != "" || c.buckets.find(key).known.Load().divided() {
+	if c.leases == nil || cfg.request != "" {
 		return c.takeShared(ctx, key, run, cfg)
 	}
 	n := run.N * run.Count
-	leased, low := c.buckets.find(key).takeLocal(run.N, n, run.Leave)
+	leased, low := c.buckets.find(key).takeLocal(cfg.flow, run.N, n, run.Leave)
 	if leased.Taken == n {
 		low.signal()
 		return leased, nil
@@ -60,7 +60,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 	}
 	r, err := c.takeShared(ctx, key, run, cfg)
 	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call about the block may have moved tokens to it
-		more, _ := c.buckets.find(key).takeLocal(1, n-got, run.Leave)
+		more, _ := c.buckets.find(key).takeLocal(cfg.flow, 1, n-got, run.Leave)
 		leased = more.with(leased)
 	}
 	if !leased.OK {
@@ -85,13 +85,13 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 	if err != nil {
 		return Result{}, err
 	}
-	if c.leases != nil && cfg.request == "" && !t.info.divided() && r.Source.Kind != SourceFallback {
+	if c.leases != nil && cfg.request == "" && r.Source.Kind != SourceFallback {
 		if !a.reply.OK && !run.UpTo {
 			if both, ok := t.takeBoth(run, a); ok {
 				return both, nil
 			}
 		}
-		c.leases.missed(key, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
+		c.leases.missed(key, t.flow, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
 	}
 	return c.shadow(r, t.info, run.N*run.Count), nil
 }
@@ -107,7 +107,7 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	flow := t.info.flowOf(t.cfg.flow)
+	flow := t.info.flowOf(t.flow)
 	d, leave := t.denial(), run.Leave.Of(t.info.limit())
 	denied := c.config.denyCache && d.holds(run.N, leave, now)
 	if due, yes := t.bucket.behind(flow, run, !denied); yes {
@@ -132,7 +132,7 @@ func (t *task) leave(n int64) policy.Leave {
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return ls.leaves(t.info.flowOf(t.cfg.flow), n, t.cfg.leave, false)
+	return ls.leaves(t.info.flowOf(t.flow), n, t.cfg.leave, false)
 }
 
 // toResult returns the result of a take: the reply of the bucket, or the answer of its degraded mode.
@@ -164,7 +164,9 @@ func (t *task) result(a *answer) Result {
 			now = time.Now()
 		}
 	}
-	return shown.result(t.kind, now)
+	r := shown.result(t.kind, now)
+	r.paid = shown.payment(t.flow)
+	return r
 }
 
 // result converts the answer of a bucket of kind k to a Result. The answer of a degraded mode needs no kind.
@@ -200,17 +202,18 @@ func (t *task) askOnce(run policy.Run) *answer {
 		}
 		c, cfg := t.c, t.cfg // the task may be another call's when undo is called
 		kind, key := t.kind, t.key
+		flow := t.namedFlow()
 		undo := func(ctx context.Context, _ lua.Client, cmd redis.Cmder) {
-			if reply, err := lua.TakeOnce(ctx, replayed{cmd}, key, cfg.request, run, cfg.memory); err == nil {
+			if reply, err := lua.TakeOnceFor(ctx, replayed{cmd}, key, flow, cfg.request, run, cfg.memory); err == nil {
 				c.reopen(kind, key, &reply)
 			}
 		}
 		asked := time.Now()
-		reply, err := lua.TakeOnce(t.ctx, &undoable{task: t, undo: undo}, key, cfg.request, run, cfg.memory)
+		reply, err := lua.TakeOnceFor(t.ctx, &undoable{task: t, undo: undo}, key, flow, cfg.request, run, cfg.memory)
 		if err != nil {
 			return nil, err
 		}
 		c.reopen(kind, key, &reply)
-		return t.answer(answer{reply: reply, info: c.remember(key, run.N, run.Leave, &reply, asked)}), nil
+		return t.answer(answer{reply: reply, info: t.applyReply(run.N, run.Leave, &reply, asked)}), nil
 	})
 }

@@ -356,12 +356,13 @@ func TestARecentBucketIsTheOneThatItsShardHas(t *testing.T) {
 func TestBucketsInUseAreNotForgotten(t *testing.T) {
 	c := newClient(t, newFake(nil), WithCacheSize(10))
 	c.buckets.wait("line")
-	require.True(t, c.buckets.setBlock("leased", nil, new(block)))
+	blk := &block{key: "leased"}
+	require.True(t, c.buckets.addBlock(blk))
 	forgets(c)
 	require.True(t, c.buckets.find("line").waited())
 	require.NotNil(t, c.buckets.find("leased").block.Load())
 	c.buckets.find("line").lines.Load().waiters.Add(-1)
-	require.True(t, c.buckets.setBlock("leased", c.buckets.find("leased").block.Load(), nil))
+	c.buckets.removeBlock(blk)
 	forgets(c)
 	require.Equal(t, unseenBucket, c.buckets.find("line"))
 	require.Equal(t, unseenBucket, c.buckets.find("leased"))
@@ -402,7 +403,7 @@ func TestEveryTakeLeavesTheConfiguredRemainder(t *testing.T) {
 				return r.OK, r.RetryAfter
 			},
 			"take all": func(c *Client, n int64) (bool, time.Duration) {
-				r, err := c.TakeAll(t.Context(), []Request{{"checkout", n}}, leave)
+				r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: n}}, leave)
 				require.NoError(t, err)
 				return r.OK, r.RetryAfter
 			},

@@ -26,6 +26,7 @@ type task struct {
 	node   *node
 	kind   kind
 	info   *info  // what is known of the bucket
+	flow   string // for which it takes; empty also if the caller names none
 	got    answer // the last one
 	brief  bool   // what the task is for is done: no further call waits for a slot that moves
 	quits  bool   // calls that wait for a slot that moves end when the Client is closed
@@ -49,6 +50,9 @@ func (c *Client) plain(p budget, key string) *task {
 	t.budget = p
 	t.c = c
 	t.key = key
+	if p.cfg != nil {
+		t.flow = p.cfg.flow
+	}
 	t.node = c.nodes.of(key)
 	t.toNode(t.node)
 	return t
@@ -122,7 +126,7 @@ func (t *task) takes(a *ask) (*answer, error) {
 	a.key = t.key
 	a.kind = t.kind
 	a.info = t.info
-	a.byFlow = t.asksByFlow(a.flow)
+	a.byFlow = a.total() > 0 && t.asksByFlow(a.flow)
 	if t.kind.outdated(t.info) { // the script resolves a leave in percent, under the policy that it puts in force
 		a.whole = true
 	} else {
@@ -268,7 +272,7 @@ func (t *task) askRun(run policy.Run) *answer {
 		now = time.Now()
 	}
 	whole := !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
-	a := ask{flow: t.cfg.flow, run: run, whole: whole}
+	a := ask{flow: t.flow, run: run, whole: whole}
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }
@@ -300,28 +304,28 @@ func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 
 // giveBack returns tokens to the era in which they were taken, 0 for any. It is tried once, since a second return could
 // give back twice.
-func (c *Client) giveBack(key string, tokens, era int64) {
-	if tokens == 0 {
+func (c *Client) giveBack(key string, back lua.ReturnCall) {
+	if back.N == 0 {
 		return
 	}
 	t := c.begin(c.internalBudget(context.Background()), key)
-	reply, err := unsplit(t, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, tokens, era) })
-	c.gaveBack(key, tokens, reply, err)
+	reply, err := unsplit(t, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, back) })
+	c.gaveBack(key, back.N, reply, err)
 }
 
 // giveBackLater is giveBack in a goroutine, for callers that Close waits for.
-func (c *Client) giveBackLater(key string, tokens, era int64) {
-	if tokens > 0 {
-		c.life.running.Go(func() { c.giveBack(key, tokens, era) })
+func (c *Client) giveBackLater(key string, back lua.ReturnCall) {
+	if back.N > 0 {
+		c.life.running.Go(func() { c.giveBack(key, back) })
 	}
 }
 
 // giveBackBy is giveBack through a lua.Client.
-func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, tokens, era int64) {
+func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, back lua.ReturnCall) {
 	end, _ := ctx.Deadline()
 	reply, err := whileSplit(ctx, ctx.Done(), end, c.jitter,
-		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, tokens, era) })
-	c.gaveBack(key, tokens, reply, err)
+		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, back) })
+	c.gaveBack(key, back.N, reply, err)
 }
 
 // gaveBack counts tokens that were given back, or could not be.

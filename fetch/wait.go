@@ -47,8 +47,8 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 }
 
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
-	if b := c.buckets.find(key); !b.waited() && !b.known.Load().divided() {
-		if r, low := b.takeLocal(n, n, cfg.leave); r.OK {
+	if b := c.buckets.find(key); !b.waited() {
+		if r, low := b.takeLocal(cfg.flow, n, n, cfg.leave); r.OK {
 			low.signal()
 			return verdict{result: r}
 		}
@@ -63,7 +63,7 @@ func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConf
 	if err != nil {
 		return verdict{err: err}
 	}
-	c.buckets.find(key).yield()
+	c.buckets.find(key).yield(cfg.flow)
 	select {
 	case v := <-w.verdict:
 		return v
@@ -185,8 +185,8 @@ func (c *Client) askForLine(l *line) {
 		return
 	}
 	a, k := c.askLine(l, cfg, runs, whole)
-	if unused := c.deliver(l, asked, runs, a, k); unused > 0 {
-		c.giveBackLater(l.key, unused, a.info.era)
+	if unused := c.deliver(l, asked, runs, a, k); unused.N > 0 {
+		c.giveBackLater(l.key, unused)
 	}
 }
 
@@ -206,13 +206,13 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 
 // deliver serves the waiters that an answer has tokens for, and returns the number of tokens whose waiters left
 // meanwhile. k is the kind of the bucket.
-func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused int64) {
+func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused lua.ReturnCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.question.stop()
 	if ReasonOf(a.err) != ReasonNone {
 		c.degradedLine(l, asked, a.err)
-		return 0
+		return unused
 	}
 	l.remember(runs, a)
 	run, served := 0, int64(0) // served: of the run
@@ -227,12 +227,17 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		if granted {
 			one.reply.Taken = w.n
 			left -= w.n
+			if a.runs != nil {
+				one.reply.Free = freeOf(w.n, a.runs[run], served)
+			}
 		}
 		one.reply.Remaining = left
 		switch {
 		case a.err != nil:
 		case granted, a.info.shadowed():
-			v.result = c.shadow(one.result(k, now), a.info, w.n)
+			v.result = one.result(k, now)
+			v.result.paid = one.payment(l.flow)
+			v.result = c.shadow(v.result, a.info, w.n)
 		case a.info.exceeded(l.key, w.n, l.leave) != nil:
 			v.err = a.info.exceeded(l.key, w.n, l.leave)
 		default:
@@ -243,7 +248,10 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 			l.remove(w)
 			w.verdict <- v
 		} else if granted { // it left meanwhile, or its time was over
-			unused += w.n
+			back := backOf(&one.reply, a.info, l.flow)
+			back.N += unused.N
+			back.Paid += unused.Paid
+			unused = back
 		}
 	}
 	return unused

@@ -50,6 +50,7 @@ const (
 	codeOtherEra  = 4
 	codeReused    = 5
 	codeNotHeld   = 6
+	codeOfFlow    = 7
 	codeTooMany   = 9
 	codeSchedule  = 10
 	codeEnded     = 11

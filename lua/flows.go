@@ -16,6 +16,9 @@ type FlowTakes struct {
 	Runs   []policy.FlowRun // at least one
 	InLine bool             // no take of a flow is made behind one of it that doesn't fit
 	Terms  bool             // return the policy even if all takes are made
+	// Below makes the reply Missed if the bucket holds as many tokens or more; 0 for no bound: as in Takes, for a refilled
+	// template's bucket.
+	Below int64
 }
 
 // FlowTakesCall makes calls that take for flows from several buckets. It keeps what a call needs for the next one, so
@@ -36,7 +39,8 @@ const MaxFlowRuns = 1000
 // serves them in order.
 //
 // The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
-// tokens, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's.
+// tokens, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's: a call of
+// takes creates it.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
 	return doTakes(ctx, c, command, t.Read)
@@ -93,7 +97,11 @@ func (t *FlowTakesCall) writeBucket(b *FlowTakes) error {
 	if err := b.check(); err != nil {
 		return err
 	}
-	t.words = append(t.words, flag(b.Terms), flag(b.InLine))
+	below := int64(-1)
+	if b.Below > 0 {
+		below = b.Below
+	}
+	t.words = append(t.words, flag(b.Terms), flag(b.InLine), below)
 	fields := newFlowFields(t.fields)
 	for i := range b.Runs {
 		fields.addTeams(b.Runs[i].Flow)
@@ -183,13 +191,25 @@ func (f *flowFields) append(words []any) []any {
 }
 
 // What the script's reply says of a bucket beside codeUnknown and codeMalformed: see flows.lua.
-const codeAllMade = 0
+const (
+	codeAllMade = 0
+	codeAllFree = 4
+	codeMissed  = 5
+)
 
 // readFlowTakes reads the answer of a bucket.
 func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	switch code := r.next(); code {
 	case codeAllMade:
 		return TakesReply{OK: true, Remaining: r.next()}
+	case codeAllFree:
+		reply := TakesReply{OK: true, Remaining: r.next(), Runs: make([]RunReply, len(b.Runs))}
+		for i := range b.Runs {
+			reply.Runs[i] = RunReply{Taken: b.Runs[i].Count, Free: r.next()}
+		}
+		return reply
+	case codeMissed:
+		return TakesReply{Missed: true}
 	case codeDone:
 	case codeUnknown:
 		return TakesReply{Err: fmt.Errorf("%w %q", ErrUnknownBucket, b.Key)}
@@ -203,6 +223,12 @@ func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	reply := TakesReply{OK: true, Remaining: r.next()}
 	reply.Refilled = Refilled{Version: policy.Version{Era: r.next(), Index: r.next()}, Last: r.next(), Now: now}
 	reply.Terms = readTerms(r)
-	reply.readRuns(r, len(b.Runs), func(i int) int64 { return b.Runs[i].Count })
+	reply.Runs = make([]RunReply, len(b.Runs))
+	for i := range b.Runs {
+		run := RunReply{Taken: r.next(), Wait: micros(r.next()), Free: r.next()}
+		r.bad = r.bad || run.Taken < 0 || run.Taken > b.Runs[i].Count
+		reply.OK = reply.OK && run.Taken == b.Runs[i].Count
+		reply.Runs[i] = run
+	}
 	return reply
 }

@@ -4,14 +4,18 @@
 -- ARGV  of each bucket:
 --         tell: 1 to be told the policy also if all takes fit
 --         in_line: 1 if no take of a flow may overtake another one of it: none is made behind one that doesn't fit
+--         below: nothing is done if the bucket holds as many tokens or more; -1 to do it for any number
 --         how many fields follow, and they: /, then each team of a flow, then each flow
 --         how many runs follow; of each: flow, narrow, wide: the places among the fields of the flow and of its teams,
 --           narrow that of the one to which it belongs, wide that of the one above it, 1 for none; n, count
 --           and leave as in takes
 -- Reply integers of each bucket, either
 --         0, left: all takes were made
---         1, now_us, left, era, index, last_us, numbers, pol..., per run taken, wait_us: as in takes
+--         4, left, per run free: all takes were made, and for some of the tokens the flow did not pay
+--         1, now_us, left, era, index, last_us, numbers, pol..., per run taken, wait_us, free: taken and wait_us as in
+--            takes; free: of the tokens taken, those from above the floor, for which the flow paid with no right
 --         2: no such bucket; nothing is created
+--         5: nothing was done, since the bucket is not below its bound
 --         3, k: key k of K, {K}, {K}:ctl, {K}:flows, {K}:use holds something else
 --
 -- A bucket without a plan isn't divided: its takes are made in order, and what they ask for isn't counted.
@@ -30,7 +34,6 @@ local reply = {}
 local at = 0 -- the last argument read
 local written = false
 local finish
-local SOON = 20 -- the part of an interval after which an overdue plan is asked for again
 
 -- complete returns the functions for a bucket that denies a take or whose policy is wanted. Most calls do without them.
 local function complete()
@@ -39,6 +42,7 @@ local function complete()
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial
+--#include shared/turn
 --#include shared/leave
 --#include shared/unwritten
 
@@ -47,25 +51,6 @@ local function complete()
     if err then wrong_type(err) end
     reply[#reply + 1] = 3
     reply[#reply + 1] = k
-  end
-
-  -- wait_of is how long until a take fits, if no other flow takes any: until the bucket holds it above the floor, or
-  -- until it holds it and the flow has a right.
-  local function wait_of(divided, s, p, left, run, now)
-    local each = max(1, run.n)
-    local within = wait_us(s, p, left, each + run.leave, now)
-    if not divided or within < 0 then return within end
-    local above = wait_us(s, p, left, each + max(run.leave, reserve), now)
-    local of = right(run.flow, run.narrow, run.wide)
-    local has = of and saved(of, size_of(run.n, run.count))
-    local refills = has and has <= 0 and floor(-has / p.interval) + 1 or not has and within == 0 and 1
-    if refills then
-      -- A plan that comes after its refill may be under way: it is asked for soon.
-      local due = advanced() + refills * p.interval - now
-      if due < 1 then due = max(1, floor(p.interval / SOON)) end
-      within = max(within, due)
-    end
-    return above >= 0 and above < within and above or within
   end
 
   -- answer adds the reply for a bucket whose takes were not all made, or whose policy is wanted.
@@ -84,35 +69,51 @@ local function complete()
       local n = run.n
       local wanting, wait = run.count - run.made, 0
       if wanting > 0 then
-        if run.field then call('HINCRBY', use, '/!' .. run.field, format('%d', wanting * max(1, n))) end
-        wait = s.era and wait_of(divided, s, p, left, run, now) or -1
+        count_refused(use, run, wanting * max(1, n))
+        wait = -1
+        if s.era and divided then
+          wait = turn_us(run, s, p, left, now)
+        elseif s.era then
+          wait = wait_us(s, p, left, max(1, n) + run.leave, now)
+        end
         local want = n > 0 and wanting * n or run.made == 0 and run.count or 0
         if p and (n > 0 and n + run.leave or run.count) <= p.capacity then denied = denied + want end
       end
       reply[r + 1] = run.made
       reply[r + 2] = wait
-      r = r + 2
+      reply[r + 3] = run.free
+      r = r + 3
     end
     if s.era then count_denied(ctl, p, denied) end
   end
   return {open = open, least = least, unwritten = unwritten, malformed = malformed, answer = answer}
 end
 
--- all_made returns the runs whose arguments begin from first to last: all of their takes were made.
-local function all_made(first, last)
+-- all_made returns the runs whose arguments begin from first to last: all of their takes were made. frees has what was
+-- free of each; nil if nothing was.
+local function all_made(first, last, frees)
   local runs = {}
   for r = first, last, 6 do
     local count = ARGV[r + 4] + 0
-    runs[#runs + 1] = {n = ARGV[r + 3] + 0, count = count, made = count}
+    runs[#runs + 1] = {n = ARGV[r + 3] + 0, count = count, made = count, free = frees and frees[#runs + 1] or 0}
   end
   return runs
 end
 
+-- all_free answers a bucket all of whose takes, made in so many runs, were made, some of them for free.
+local function all_free(left, runs, frees)
+  local r = #reply
+  reply[r + 1] = 4
+  reply[r + 2] = left
+  for i = 1, runs do reply[r + 2 + i] = frees[i] or 0 end
+end
+
 local function takes(key, ctl, flows, use)
   local with_policy, in_line = ARGV[at + 1] == '1', ARGV[at + 2] == '1'
-  local first = at + 4
-  at = at + 3 + ARGV[at + 3]
-  local divided, err = read_division(flows, first, at)
+  local below = ARGV[at + 3] + 0
+  local first = at + 5
+  at = at + 4 + ARGV[at + 4]
+  local divided, err = read_division(flows, ARGV, first, at)
   local count_at = at + 1
   at = count_at + 6 * ARGV[count_at]
   local text = pcall('GET', key)
@@ -131,8 +132,13 @@ local function takes(key, ctl, flows, use)
       return
     end
   end
+  if below >= 0 and before >= below then
+    reply[#reply + 1] = 5
+    return
+  end
   local left = before
-  local runs, closed
+  local runs, closed, frees
+  local nth = 0
   for r = count_at + 1, at, 6 do
     local flow = ARGV[r] + 0
     local narrow, wide = ARGV[r + 1] + 0, ARGV[r + 2] + 0
@@ -146,21 +152,28 @@ local function takes(key, ctl, flows, use)
       leave = finish.least(ARGV[r + 5], p and p.capacity or 0)
     end
     local field, earlier, made
+    local free = 0
+    nth = nth + 1
     if divided then field, earlier = ask(use, flow, narrow, asks) end
     if closed and closed[flow] then
       made = 0
     elseif divided then
-      made = serve(flow, narrow, wide, n, count, leave, earlier, left)
+      made, free = serve(flow, narrow, wide, n, count, leave, earlier, left)
+      free = free * each
     else
       made = min(count, floor(max(0, left - leave) / each))
     end
     left = left - made * each
+    if free > 0 then
+      frees = frees or {}
+      frees[nth] = free
+    end
     if made < count or with_policy then
-      runs = runs or all_made(count_at + 1, r - 6)
+      runs = runs or all_made(count_at + 1, r - 6, frees)
     end
     if runs then
       runs[#runs + 1] = {flow = flow, narrow = narrow, wide = wide, n = n, count = count, leave = leave, field = field,
-        made = made}
+        made = made, free = free}
     end
     if made < count and in_line then
       closed = closed or {}
@@ -175,6 +188,7 @@ local function takes(key, ctl, flows, use)
     write_rights(flows)
     written = written or not uncounted
   end
+  if not runs and frees then return all_free(left, nth, frees) end
   if not runs then
     reply[#reply + 1] = 0
     reply[#reply + 1] = left

@@ -46,21 +46,52 @@ type flowHistory struct {
 	division *oracle.Division
 	version  policy.Version
 	calls    lua.FlowTakesCall
+	held     map[string]heldByFlow
+	blocks   map[string]*blockOfFlow
+	ids      int
+}
+
+// blockOfFlow is a flow's block in a random history.
+type blockOfFlow struct {
+	id              string
+	seq, held, free int64
+}
+
+// heldByFlow is a reservation of a random history.
+type heldByFlow struct {
+	flow    string
+	divided bool // the bucket was
+	n, free int64
+	overrun policy.Overrun
 }
 
 func (h *flowHistory) run(ctx context.Context) {
 	h.bucket = busy(serverTime(ctx, h.t, h.rdb))
 	store(ctx, h.t, h.rdb, h.key, h.bucket)
 	h.version = policy.Version{Era: buckettest.Era, Index: 5}
-	for step := range 60 {
+	h.held = map[string]heldByFlow{}
+	h.blocks = map[string]*blockOfFlow{}
+	for step := range 80 {
 		where := fmt.Sprintf("%s, step %d", h.key, step)
-		switch h.rng.IntN(6) {
+		switch h.rng.IntN(14) {
 		case 0:
 			tokens := h.rng.Int64N(300)
 			h.bucket.Tokens = &tokens
 			require.NoError(h.t, h.rdb.Set(ctx, h.key, tokens, 0).Err())
-		case 1, 2:
+		case 1, 2, 3:
 			h.plan(ctx, where)
+		case 4:
+			h.once(ctx, where)
+		case 5:
+			h.all(ctx, where)
+		case 6, 7:
+			h.reserve(ctx, where)
+		case 8:
+			h.settle(ctx, where)
+		case 9:
+			h.giveBack(ctx, where)
+		case 10, 11:
+			h.lease(ctx, where)
 		default:
 			h.takes(ctx, where)
 		}
@@ -129,6 +160,162 @@ func filled(counts map[string]int64) map[string]int64 {
 	return all
 }
 
+// id returns an id that was not used before.
+func (h *flowHistory) id() string {
+	h.ids++
+	return fmt.Sprintf("id-%d", h.ids)
+}
+
+// flow returns a random flow.
+func (h *flowHistory) flow() string { return someFlows[h.rng.IntN(len(someFlows))] }
+
+// made compares the reply to a single take for a flow with the model.
+func (h *flowHistory) made(flow string, run policy.Run, reply lua.TakeReply, where string) {
+	want := oracle.Divided(&h.bucket, h.division, []policy.FlowRun{{Flow: flow, Run: run}}, false, reply.Now)[0]
+	require.Equal(h.t, want.Taken*run.N, reply.Taken, where)
+	require.Equal(h.t, want.Free, reply.Free, where)
+	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
+	if !reply.OK {
+		require.Equal(h.t, want.Wait, reply.Wait.Microseconds(), where)
+	}
+}
+
+// once makes a take with a request id, and asks for its answer again.
+func (h *flowHistory) once(ctx context.Context, where string) {
+	flow, id := h.flow(), h.id()
+	run := policy.Run{N: 1 + h.rng.Int64N(8), Count: 1}
+	if h.rng.IntN(3) == 0 {
+		run = policy.Run{N: 1, Count: 1 + h.rng.Int64N(30), UpTo: true}
+	}
+	run.Leave = policy.Leave{Tokens: h.rng.Int64N(20)}
+	reply, err := lua.TakeOnceFor(ctx, h.rdb, h.key, &flow, id, run, time.Minute)
+	require.NoError(h.t, err, where)
+	h.made(flow, run, reply, where)
+	if !reply.OK {
+		return
+	}
+	again, err := lua.TakeOnceFor(ctx, h.rdb, h.key, &flow, id, run, time.Minute)
+	require.NoError(h.t, err, where)
+	require.True(h.t, again.Repeated, where)
+	require.Equal(h.t, reply.Taken, again.Taken, where)
+	require.Equal(h.t, reply.Free, again.Free, where)
+}
+
+// all takes of the bucket and of another one, which has no flows, all or nothing.
+func (h *flowHistory) all(ctx context.Context, where string) {
+	other := h.key + "-other"
+	store(ctx, h.t, h.rdb, other, busy(serverTime(ctx, h.t, h.rdb)))
+	lacks := h.rng.IntN(2) == 0
+	held := int64(100)
+	if lacks {
+		held = 0
+	}
+	require.NoError(h.t, h.rdb.Set(ctx, other, held, 0).Err())
+	flow, n := h.flow(), 1+h.rng.Int64N(20)
+	ok, replies, err := lua.TakeAll(ctx, h.rdb, []lua.Demand{{Key: other, N: 1}, {Key: h.key, N: n, Flow: &flow}})
+	require.NoError(h.t, err, where)
+	require.Equal(h.t, ok, !lacks && replies[1].OK, where)
+	if lacks && replies[1].OK {
+		if h.division != nil {
+			h.division.Refuse(flow, n)
+		}
+		return
+	}
+	replies[1].Now = max(replies[1].Now, 1)
+	h.made(flow, policy.Run{N: n, Count: 1}, replies[1], where)
+}
+
+// reserve makes a reservation.
+func (h *flowHistory) reserve(ctx context.Context, where string) {
+	flow, id := h.flow(), h.id()
+	n := 1 + h.rng.Int64N(20)
+	overrun := policy.Overrun(h.rng.IntN(2))
+	divided := h.division != nil
+	reply, err := lua.Reserve(ctx, h.rdb, h.key, lua.ReserveCall{ID: id, N: n, TTL: time.Hour, Flow: &flow,
+		Overrun: overrun})
+	require.NoError(h.t, err, where)
+	free := int64(0)
+	if record, _ := h.rdb.HGet(ctx, lua.OutstandingKey(h.key), id).Result(); divided && reply.OK {
+		numbers, name, _ := strings.Cut(record, " /")
+		require.Equal(h.t, flow, name, where)
+		free, err = strconv.ParseInt(numbers[strings.LastIndexByte(numbers, ' ')+1:], 10, 64)
+		require.NoError(h.t, err, where)
+	}
+	reply.Free = free
+	h.made(flow, policy.Run{N: n, Count: 1}, reply.TakeReply, where)
+	if reply.OK {
+		h.held[id] = heldByFlow{flow, divided, n, free, overrun}
+	}
+}
+
+// settle ends a reservation.
+func (h *flowHistory) settle(ctx context.Context, where string) {
+	for id, r := range h.held {
+		delete(h.held, id)
+		settle := lua.Settle
+		if h.rng.IntN(2) == 0 {
+			settle = lua.SettleDivided
+		}
+		s, err := settle(ctx, h.rdb, h.key, id, h.rng.Int64N(2*r.n))
+		require.NoError(h.t, err, where)
+		*h.bucket.Tokens += s.Returned - s.Charged
+		h.bucket.Control.Debt += s.Owed
+		if h.division == nil || !r.divided {
+			return
+		}
+		if s.Returned > r.free {
+			h.division.PayBack(r.flow, s.Returned-r.free)
+		}
+		if s.Charged+s.Owed > 0 {
+			h.division.Charge(r.flow, s.Charged+s.Owed)
+		}
+		return
+	}
+}
+
+// giveBack returns tokens for which a flow paid.
+func (h *flowHistory) giveBack(ctx context.Context, where string) {
+	call := lua.ReturnCall{N: 1 + h.rng.Int64N(20), Flow: h.flow()}
+	call.Paid = 1 + h.rng.Int64N(call.N)
+	reply, err := lua.ReturnPaid(ctx, h.rdb, h.key, call)
+	require.NoError(h.t, err, where)
+	*h.bucket.Tokens += call.N - reply.Clamped
+	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
+	if h.division != nil && call.N > reply.Clamped {
+		h.division.PayBack(call.Flow, min(call.Paid, call.N-reply.Clamped))
+	}
+}
+
+// lease reports the use of a flow's block, and asks for more.
+func (h *flowHistory) lease(ctx context.Context, where string) {
+	flow := h.flow()
+	block := h.blocks[flow]
+	if block == nil || block.held == 0 {
+		block = &blockOfFlow{id: h.id()}
+		h.blocks[flow] = block
+	}
+	block.seq++
+	keep := h.rng.Int64N(block.held + 1)
+	back := h.rng.Int64N(block.held - keep + 1)
+	call := lua.LeaseCall{ID: block.id, Seq: block.seq, Keep: keep, Back: back, Want: h.rng.Int64N(40), TTL: time.Hour,
+		Flow: &flow}
+	reply, err := lua.Lease(ctx, h.rdb, h.key, call)
+	require.NoError(h.t, err, where)
+	*h.bucket.Tokens += back - reply.Clamped
+	block.free = min(block.free, keep+back)
+	if h.division != nil {
+		if paid := back - block.free - reply.Clamped; paid > 0 {
+			h.division.PayBack(flow, paid)
+		}
+		block.free = max(0, block.free-back)
+	}
+	granted, free := oracle.Lend(&h.bucket, h.division, flow, call.Want)
+	require.Equal(h.t, granted, reply.Granted, where)
+	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
+	block.held = keep + granted
+	block.free += free
+}
+
 // takes makes random takes.
 func (h *flowHistory) takes(ctx context.Context, where string) {
 	runs := make([]policy.FlowRun, 1+h.rng.IntN(6))
@@ -143,7 +330,7 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 		case 1:
 			run.Leave = policy.Leave{Percent: h.rng.Int64N(20)}
 		}
-		runs[i] = policy.FlowRun{Flow: someFlows[h.rng.IntN(len(someFlows))], Run: run}
+		runs[i] = policy.FlowRun{Flow: h.flow(), Run: run}
 	}
 	inLine := h.rng.IntN(2) == 0
 	replies, err := h.calls.Do(ctx, h.rdb, []lua.FlowTakes{{
@@ -165,6 +352,7 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	require.Equal(h.t, made, reply.OK, where)
 	for i := range reply.Runs {
 		require.Equal(h.t, want[i].Taken, reply.Runs[i].Taken, "%s, run %d of %v", where, i, runs)
+		require.Equal(h.t, want[i].Free, reply.Runs[i].Free, "%s, run %d of %v", where, i, runs)
 		require.Equal(h.t, want[i].Wait, reply.Runs[i].Wait.Microseconds(), "%s, run %d of %v", where, i, runs)
 	}
 }

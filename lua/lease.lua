@@ -1,12 +1,14 @@
 -- lease: a consumer's block of tokens. One call reports how the block was used and asks for more.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
+--       6 {K}:flows, 7 {K}:use: see division; only if the block is a flow's
 -- ARGV  1 id
 --       2 seq: 1 for the block's first call, one more with every further one
 --       3 keep: tokens that the consumer still holds
 --       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
 --       5 want: most tokens to add to the block
 --       6 ttl_us: when the block ends unless it is renewed, at least 1
+--       7 the flow; only with KEYS 6 and 7
 -- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a
 --           full bucket
 --       {2}: no such bucket, or one without a policy
@@ -16,12 +18,16 @@
 --       {6}: there is no such block: it ended
 --
 -- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's
--- tokens, so that the last ones are left to takes. It ends when nothing is left in it.
+-- tokens, so that the last ones are left to takes. That of a flow is given what a take of up to so many tokens would
+-- get: what the flow has a right to, or what is above the floor. What is given counts as asked for by the flow. What
+-- goes back gives it its right back as far as it paid. The block ends when nothing is left in it.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/denial
 --#include shared/outstanding
+--#include shared/division
+--#include shared/named
 --#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return unwritten(KEYS[3], refused) end
@@ -51,14 +57,31 @@ end
 if r and seq == r.seq then
   return unwritten(KEYS[3], {1, now, before, r.granted, r.clamped, s.era, policy_text(s, p)})
 end
+local turn = KEYS[6] and read_flow(KEYS[6], ARGV[7])
+if turn == false then return {3, 6} end
 if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
+local free = r and min(r.free, keep + back) or 0 -- what was spent is taken to be what the flow paid for
+if turn then
+  if back - free > clamped then pay_back(turn, back - free - clamped) end
+  free = max(0, free - back)
+  if granted > 0 then
+    local asked = pcall('HGET', KEYS[7], ARGV[7])
+    local gratis
+    granted, gratis = serve(turn.flow, turn.narrow, turn.wide, 0, granted, 0, tonumber(asked) or 0, tokens)
+    if granted > 0 then ask(KEYS[7], turn.flow, turn.narrow, decimals(granted)) end
+    free = free + gratis
+  end
+  write_rights(KEYS[6])
+end
 tokens = tokens - granted
 local ends = now + ARGV[6]
 if keep + granted > 0 then
   s.out = s.out + granted
-  put_record(ARGV[1], LEASE, keep + granted, ends, s.era, seq, granted, clamped)
+  local text = decimals(LEASE, keep + granted, ends, s.era, seq, granted, clamped)
+  if free > 0 then text = text .. ' ' .. decimals(free) end
+  put_text(ARGV[1], ends, text)
 elseif r then
   drop_record(ARGV[1])
 end

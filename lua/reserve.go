@@ -36,6 +36,7 @@ type ReserveCall struct {
 	TTL     time.Duration // policy.MinHold to policy.MaxHold
 	Overrun policy.Overrun
 	Leave   policy.Leave
+	Flow    *string // for which flow of the bucket; nil for none
 }
 
 // ReserveReply is the answer to a reservation: that of a take, with Now always
@@ -62,8 +63,16 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	if err := CheckTTL(call.TTL); err != nil {
 		return ReserveReply{}, err
 	}
-	r, code, err := reserveScript.askHeld(ctx, c, key, call.ID, []any{call.N, call.TTL.Microseconds(),
-		int64(call.Overrun), call.Leave.String()}, codeDone, codeDenied)
+	keys, args, err := appendFlow(outstandingKeys(key), []any{call.N, call.TTL.Microseconds(), int64(call.Overrun),
+		call.Leave.String()}, key, call.Flow)
+	if err != nil {
+		return ReserveReply{}, err
+	}
+	r, code, err := reserveScript.askHeld(ctx, c, keys, call.ID, args, codeDone, codeDenied)
+	if IsTryAgain(err) && call.Flow != nil {
+		call.Flow = nil
+		return Reserve(ctx, c, key, call)
+	}
 	if err != nil {
 		return ReserveReply{}, err
 	}
@@ -90,16 +99,29 @@ type SettleReply struct {
 // used. Sent again within policy.HoldMemory it changes nothing and answers the
 // same, whatever it says was used.
 //
+// The flow for which the reservation was made gets the right back that it paid for
+// tokens that go back, and pays for those that were used beyond.
+//
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a
 // lease's, ErrNotHeld, and those about the bucket.
 func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
+	return settle(ctx, c, key, id, used, false)
+}
+
+// SettleDivided is Settle of a reservation of a bucket that has flows. Settle makes two
+// calls for it, and this function two for other buckets while a Cluster moves their slot.
+func SettleDivided(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
+	return settle(ctx, c, key, id, used, true)
+}
+
+func settle(ctx context.Context, c Client, key, id string, used int64, divided bool) (SettleReply, error) {
 	if err := checkFrom(0, used); err != nil {
 		return SettleReply{}, err
 	}
 	if err := CheckID(id); err != nil {
 		return SettleReply{}, err
 	}
-	r, _, err := settleScript.askHeld(ctx, c, key, id, []any{used}, codeDone)
+	r, err := settleFlow(ctx, c, key, id, used, divided)
 	if IsTryAgain(err) {
 		err = settleMoving(ctx, c, key, id, err)
 	}
@@ -110,6 +132,23 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 	reply.Settlement = policy.Settlement{Returned: r.int(), Clamped: r.int(), Void: r.int(), Charged: r.int(),
 		Owed: r.int(), Forgiven: r.int()}
 	return reply, r.end()
+}
+
+// settleFlow makes the call of a settlement: with the keys of the plan if the bucket is divided, or if the reservation
+// turns out to be a flow's; without them if the plan is elsewhere, since a Cluster moves the bucket's slot.
+func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*reply, error) {
+	keys := outstandingKeys(key)
+	if divided {
+		r, _, err := settleScript.askHeld(ctx, c, append(keys, FlowsKey(key), UseKey(key)), id, []any{used}, codeDone)
+		if !IsTryAgain(err) {
+			return r, err
+		}
+	}
+	r, code, err := settleScript.askHeld(ctx, c, keys, id, []any{used, flag(divided)}, codeDone, codeOfFlow)
+	if err == nil && code == codeOfFlow {
+		return settleFlow(ctx, c, key, id, used, true)
+	}
+	return r, err
 }
 
 // settleMoving returns the error of a settlement that a Cluster refused with TRYAGAIN since the bucket's slot moves and
@@ -139,6 +178,7 @@ type LeaseCall struct {
 	Back int64  // tokens that it gives back; the rest of what it held is spent
 	Want int64  // most tokens to add
 	TTL  time.Duration
+	Flow *string // whose block it is; nil for none
 }
 
 // LeaseReply is the answer to a LeaseCall.
@@ -170,8 +210,16 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 	if err := CheckTTL(call.TTL); err != nil {
 		return LeaseReply{}, err
 	}
-	r, code, err := leaseScript.askHeld(ctx, c, key, call.ID, []any{call.Seq, call.Keep, call.Back, call.Want,
-		call.TTL.Microseconds()}, codeDone, codeOtherEra)
+	keys, args, err := appendFlow(outstandingKeys(key), []any{call.Seq, call.Keep, call.Back, call.Want,
+		call.TTL.Microseconds()}, key, call.Flow)
+	if err != nil {
+		return LeaseReply{}, err
+	}
+	r, code, err := leaseScript.askHeld(ctx, c, keys, call.ID, args, codeDone, codeOtherEra)
+	if IsTryAgain(err) && call.Flow != nil {
+		call.Flow = nil
+		return Lease(ctx, c, key, call)
+	}
 	if err != nil {
 		return LeaseReply{}, err
 	}
@@ -238,10 +286,10 @@ func SweepOne(ctx context.Context, c Client, key string, most int) error {
 }
 
 // askHeld is ask for the scripts of reservations and leases, whose first argument is the id.
-func (s *script) askHeld(ctx context.Context, c Client, key, id string, args []any, want ...int64) (*reply, int64,
-	error) {
+func (s *script) askHeld(ctx context.Context, c Client, keys []string, id string, args []any, want ...int64) (*reply,
+	int64, error) {
 	want = append(want, codeReused, codeNotHeld)
-	r, code, err := s.ask(ctx, c, outstandingKeys(key), append([]any{id}, args...), want...)
+	r, code, err := s.ask(ctx, c, keys, append([]any{id}, args...), want...)
 	if err != nil || code != codeReused && code != codeNotHeld {
 		return r, code, err
 	}
@@ -249,5 +297,5 @@ func (s *script) askHeld(ctx context.Context, c Client, key, id string, args []a
 	if code == codeNotHeld {
 		err = ErrNotHeld
 	}
-	return nil, code, r.fail(fmt.Errorf("%w: %q of bucket %q", err, id, key))
+	return nil, code, r.fail(fmt.Errorf("%w: %q of bucket %q", err, id, keys[0]))
 }

@@ -5,11 +5,13 @@
 --       3 {K}:ctl  state
 --       4 {K}:outstanding records
 --       5 {K}:due  when they end
+--       6 {K}:flows, 7 {K}:use: see division; only if the reservation is for a flow
 -- ARGV  1 id
 --       2 n: tokens to reserve, at least 1
 --       3 ttl_us: how long, at least 1
 --       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
 --       5 leave: what is to be left, as in takes
+--       6 the flow; only with KEYS 6 and 7
 -- Reply {1, left, until_us, now_us, era, pol}: reserved until until_us
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in takeonce
 --       {2}: no such bucket, or one without a policy; nothing is created
@@ -23,6 +25,9 @@
 --#include shared/denial
 --#include shared/leave
 --#include shared/outstanding
+--#include shared/division
+--#include shared/turn
+--#include shared/named
 --#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return unwritten(KEYS[3], refused) end
@@ -33,20 +38,41 @@ if r then
   end
   return unwritten(KEYS[3], {1, before, r.ends, now, s.era, policy_text(s, p)})
 end
+local turn = KEYS[6] and read_flow(KEYS[6], ARGV[6])
+if turn == false then return {3, 6} end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
 local keep = least(ARGV[5], p.capacity)
-if tokens - keep < n then
+local fits, free = tokens - keep >= n, 0
+if turn then
+  local made
+  turn.n = n
+  turn.count = 1
+  turn.leave = keep
+  made, free, turn.field = served(KEYS[7], turn, tokens)
+  fits = made == n
+end
+if not fits then
   if swept then
     find_due(s)
     put_tokens(tokens, before)
     put(s, p, KEYS[3])
   end
-  return unwritten(KEYS[3], {0, denial(KEYS[3], s, p, now, tokens, n, n, keep)})
+  local reply = {0, denial(KEYS[3], s, p, now, tokens, n, n, keep)}
+  if turn then
+    count_refused(KEYS[7], turn, n)
+    reply[3] = turn_us(turn, s, p, tokens, now)
+  end
+  return unwritten(KEYS[3], reply)
 end
 local ends = now + ARGV[3]
 put_tokens(tokens - n, before)
-put_record(ARGV[1], RESERVATION, n, ends, s.era, ARGV[4])
+local text = decimals(RESERVATION, n, ends, s.era, ARGV[4])
+if turn then
+  write_rights(KEYS[6])
+  text = text .. ' ' .. decimals(free) .. ' /' .. ARGV[6]
+end
+put_text(ARGV[1], ends, text)
 s.out = s.out + n
 if swept then
   find_due(s)

@@ -2,8 +2,10 @@
 -- outstanding.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
+--       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era they were taken in; 0 for any
+--       3 the flow; 4 paid: tokens to which its right goes back, at most those that do; only with KEYS 4
 -- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
 --       {3, k}: KEYS k holds something else
@@ -13,6 +15,8 @@
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
+--#include shared/division
+--#include shared/named
 --#include shared/unwritten
 local s = {}
 local p = open(s, KEYS[3])
@@ -25,5 +29,10 @@ if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return unwritten(KEYS[3], {4, to
 local n = ARGV[1] + 0
 local clamped = excess(s, p, tokens, n)
 if clamped == n then return unwritten(KEYS[3], {1, tokens, clamped}) end
+local turn = KEYS[4] and read_flow(KEYS[4], ARGV[3]) -- a plan that can't be read has no rights
 tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
+if turn then
+  pay_back(turn, min(ARGV[4] + 0, n - clamped))
+  write_rights(KEYS[4])
+end
 return {1, tokens, clamped}

@@ -1,8 +1,10 @@
 -- settle: a reservation ends with what was used. Less than was reserved goes back; more is charged.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
+--       6 {K}:flows, 7 {K}:use: see division; only if the reservation may be a flow's
 -- ARGV  1 id
 --       2 used: tokens, 0 or more
+--       3 plainly: 1 to settle a flow's reservation without KEYS 6 and 7, too, with no effect on its right
 -- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those
 --             not used, how many went back, found the bucket full, or belong to another era; of those used beyond the
 --             reservation, how many were taken from the bucket, are owed as debt, or are nobody's. again 1: it was
@@ -10,14 +12,18 @@
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {5}: the id is of something else
+--       {7}: the reservation is a flow's, and KEYS 6 and 7 are missing
 --       {6}: nothing is known of the id: it was settled or ran out a while ago, or never was
 --
 -- A reservation that ran out has gone back, but for what was void, so what was used counts as used beyond it. Debt is
--- at most the capacity.
+-- at most the capacity. What goes back gives a flow its right back, as far as it paid for it. What is charged or owed
+-- counts as asked for by the flow, which pays for it.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 --#include shared/outstanding
+--#include shared/division
+--#include shared/named
 --#include shared/unwritten
 local refused, s, p, before, r = read_outstanding(ARGV[1])
 if refused then return unwritten(KEYS[3], refused) end
@@ -27,6 +33,8 @@ local now = now_us()
 local used = ARGV[2] + 0
 local n = r.kind == RUN_OUT and r.void or r.n
 if r.kind == SETTLED then return unwritten(KEYS[3], {1, now, before, 1, unpack(r.settlement)}) end
+if r.flow and not KEYS[6] and ARGV[3] ~= '1' then return unwritten(KEYS[3], {7}) end
+local turn = r.flow and KEYS[6] and read_flow(KEYS[6], r.flow) -- a plan that can't be read has no rights
 s.out = max(0, s.out - r.n)
 local tokens, returned, clamped, void = give_back(s, p, before, max(0, n - used), r.era)
 local over = max(0, used - n)
@@ -35,6 +43,14 @@ local owed = 0
 if r.overrun == 1 then owed = min(over - charged, max(0, p.capacity - s.debt)) end
 tokens = tokens - charged
 s.debt = s.debt + owed
+if turn then
+  if returned > r.free then pay_back(turn, returned - r.free) end
+  if charged + owed > 0 then
+    ask(KEYS[7], turn.flow, turn.narrow, decimals(charged + owed))
+    charge(turn, charged + owed)
+  end
+  write_rights(KEYS[6])
+end
 local answer = {returned, clamped, void, charged, owed, over - charged - owed}
 put_record(ARGV[1], SETTLED, 0, now + MEMORY_US, r.era, unpack(answer))
 tokens = end_due(s, p, tokens, now, SWEPT)

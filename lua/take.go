@@ -30,6 +30,8 @@ type TakeReply struct {
 	// Repeated reports that the tokens were taken by an earlier call of the same
 	// request: all but Terms is of then.
 	Repeated bool
+	// Free is, of a take for a flow, how many of the tokens it paid for with no right: Return gives it none back for them.
+	Free int64
 	Refilled
 }
 
@@ -106,14 +108,41 @@ type ReturnReply struct {
 	Clamped   int64 // tokens that the full bucket could not hold
 }
 
+// ReturnCall is tokens to give back.
+type ReturnCall struct {
+	N   int64 // as for Take
+	Era int64 // in which they were taken; 0 for any
+	// Flow is for which flow the tokens were taken, and Paid for how many of them it paid with its right, which it gets
+	// back; 0 for none.
+	Flow string
+	Paid int64
+}
+
 // Return gives n tokens back, up to the capacity; n is as for Take. A non-zero era is the one in
 // which they were taken: in another one nothing is returned and the error is
 // ErrOtherEra.
 func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnReply, error) {
-	if err := checkAmount(n); err != nil {
+	return ReturnPaid(ctx, c, key, ReturnCall{N: n, Era: era})
+}
+
+// ReturnPaid is Return of tokens for which a flow may have paid. While a Cluster moves the bucket's slot, and the plan
+// of its flows is elsewhere, no right goes back.
+func ReturnPaid(ctx context.Context, c Client, key string, call ReturnCall) (ReturnReply, error) {
+	if err := checkAmount(call.N); err != nil {
 		return ReturnReply{}, err
 	}
-	r, code, err := returnScript.askExisting(ctx, c, bucketKeys(key), []any{n, era}, codeDone, codeOtherEra)
+	if call.Paid < 0 || call.Paid > call.N {
+		return ReturnReply{}, fmt.Errorf("%w: a flow paid for %d of %d tokens", ErrInvalidAmount, call.Paid, call.N)
+	}
+	keys, args := bucketKeys(key), []any{call.N, call.Era}
+	if call.Paid > 0 {
+		keys, args = append(keys, FlowsKey(key)), append(args, call.Flow, call.Paid)
+	}
+	r, code, err := returnScript.askExisting(ctx, c, keys, args, codeDone, codeOtherEra)
+	if IsTryAgain(err) && call.Paid > 0 {
+		call.Paid = 0
+		return ReturnPaid(ctx, c, key, call)
+	}
 	if err != nil {
 		return ReturnReply{}, err
 	}

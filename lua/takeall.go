@@ -20,6 +20,7 @@ type Demand struct {
 	Key   string
 	N     int64
 	Leave policy.Leave
+	Flow  *string // for which flow of the bucket; nil for none
 }
 
 // TakeAll takes tokens of several buckets, all or nothing, in one call. There are
@@ -67,7 +68,7 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 	if len(demands) < 1 || len(demands) > MaxAll {
 		return false, nil, fmt.Errorf("%w: %d buckets; want 1 to %d", ErrInvalidAmount, len(demands), MaxAll)
 	}
-	keys, args := make([]string, 0, 2*len(demands)+1), make([]any, 3, 3+2*len(demands))
+	keys, args := make([]string, 0, 4*len(demands)+1), make([]any, 3, 3+4*len(demands))
 	args[0] = len(demands)
 	args[1] = ""
 	args[2] = ""
@@ -76,17 +77,38 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 			return false, nil, err
 		}
 		keys = append(keys, TokensKey(d.Key), ControlKey(d.Key))
-		args = append(args, d.N, d.Leave.String())
+		args = append(args, d.N, d.Leave.String(), flag(d.Flow != nil))
+		var err error
+		keys, args, err = appendFlow(keys, args, d.Key, d.Flow)
+		if err != nil {
+			return false, nil, err
+		}
+		if d.Flow == nil {
+			args = append(args, "")
+		}
 	}
 	if id != "" {
 		keys = append(keys, RequestKey(demands[0].Key, id))
 		args[1], args[2] = nameOf(demands), memory.Milliseconds()
 	}
 	r, code, err := takeAllScript.ask(ctx, c, keys, args, codeDone, codeDenied, codeUnknown, codeReused)
+	if flowless, changed := withoutFlows(demands); changed && IsTryAgain(err) {
+		return takeAll(ctx, c, id, memory, flowless)
+	}
 	if err != nil {
 		return false, nil, err
 	}
 	return decodeAll(r, code, id, demands)
+}
+
+// withoutFlows returns the demands for no flows, and reports whether some were for one.
+func withoutFlows(demands []Demand) (flowless []Demand, changed bool) {
+	flowless = slices.Clone(demands)
+	for i := range flowless {
+		changed = changed || flowless[i].Flow != nil
+		flowless[i].Flow = nil
+	}
+	return flowless, changed
 }
 
 // nameOf returns a name that identifies the demands of a request.
@@ -115,7 +137,9 @@ func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, repl
 		fits := r.int()
 		replies[i] = TakeReply{OK: fits == 1, Remaining: r.int(), Wait: micros(r.int()), Refilled: r.refilled(),
 			Terms: r.terms()}
+		free := r.int()
 		if code == codeDone {
+			replies[i].Free = free
 			replies[i].Repeated = replies[i].Now == 0
 			if replies[i].OK {
 				replies[i].Taken = d.N

@@ -1,17 +1,19 @@
 -- takeall: tokens of several buckets, all or nothing; with a request id charged once for all calls with the same one.
 --
--- KEYS  per bucket, each once: K, {K}:ctl
+-- KEYS  per bucket, each once: K, {K}:ctl; and if it is asked for a flow {K}:flows, {K}:use: see division
 --       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got: see
 --       request
 -- ARGV  1 how many buckets
 --       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
 --         request is remembered from its charge on, at least 1; both '' without a request id
---       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes
--- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: taken from all that fit; the others are in
---             shadow mode, and nothing is taken from them. If it was an earlier call of the same request, left and era
---             are those of then, and wait_us, index, last_us and now_us are 0; pol: the policy's text now
---       {0, fits, left, wait_us, era, index, last_us, now_us, pol, ...}: nothing was taken; per bucket whether it fits
---             (1 or 0), and how it stands; wait_us is 0 if it fits
+--       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes; for_flow: 1 if it is
+--         asked for a flow; flow: its name
+-- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, free, ...}: taken from all that fit; the others are
+--             in shadow mode, and nothing is taken from them. If it was an earlier call of the same request, left and
+--             era are those of then, and wait_us, index, last_us and now_us are 0; pol: the policy's text now; free: of
+--             the tokens taken, those for which the flow paid with no right, as in flows; all of an earlier call's
+--       {0, fits, left, wait_us, era, index, last_us, now_us, pol, free, ...}: nothing was taken; per bucket whether it
+--             fits (1 or 0), and how it stands; wait_us is 0 if it fits
 --       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
 --       created
 --       {3, k}: KEYS k holds something else
@@ -21,54 +23,102 @@
 --#include shared/bucket
 --#include shared/denial
 --#include shared/leave
+--#include shared/division
+--#include shared/turn
+--#include shared/named
 --#include shared/request
 --#include shared/unwritten
 local n = ARGV[1] + 0
-local request = KEYS[2 * n + 1]
+local buckets = {}
+local keys = 0
+for b = 1, n do
+  local at = 4 * b
+  local bucket = {key = keys + 1, ctl = keys + 2, n = ARGV[at] + 0, leave = ARGV[at + 1]}
+  keys = keys + 2
+  if ARGV[at + 2] == '1' then
+    bucket.flows = keys + 1
+    bucket.use = KEYS[keys + 2]
+    bucket.flow = ARGV[at + 3]
+    keys = keys + 2
+  end
+  buckets[b] = bucket
+end
+local request = KEYS[keys + 1]
 local first = request and pcall('GET', request)
 if type(first) == 'table' then
   wrong_type(first)
-  return {3, 2 * n + 1}
+  return {3, keys + 1}
 end
-if first then
-  local asked, got = match(first, ALL)
-  if not asked and not match(first, ONCE) then return {3, 2 * n + 1} end
-  if asked ~= ARGV[2] then return {5} end
+
+-- again is the answer to a request that was charged before: it got so much.
+local function again(got)
   local reply, b = {1}, 0
   for fits, left, era in string.gmatch(got, ' ([01]) (%-?%d+) (%d+)') do
     local s = {}
     b = b + 1
-    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, policy_text(s, open(s, KEYS[2 * b]))}) do
-      reply[#reply + 1] = v
-    end
+    local at = buckets[b]
+    local pol = policy_text(s, open(s, KEYS[at.ctl]))
+    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, pol, at.n}) do reply[#reply + 1] = v end
   end
-  return unwritten(KEYS[2], reply)
+  return reply
 end
-local buckets, fit = {}, true
-for b = 1, n do
-  local tokens, s = get_integer(KEYS[2 * b - 1]), {}
-  if tokens == false then return {3, 2 * b - 1} end
-  local p = open(s, KEYS[2 * b])
-  if p == false then return {3, 2 * b} end
-  if not p then return unwritten(KEYS[2 * b], {2, b}) end
-  local want, keep = ARGV[2 * b + 2] + 0, least(ARGV[2 * b + 3], p.capacity)
-  tokens = tokens or 0
-  local fits = tokens - keep >= want
-  buckets[b] = {tokens = tokens, n = want, keep = keep, fits = fits, s = s, p = p}
-  fit = fit and (fits or p.enforcement % 8 >= 4)
+
+if first then
+  local asked, got = match(first, ALL)
+  if not asked and not match(first, ONCE) then return {3, keys + 1} end
+  if asked ~= ARGV[2] then return {5} end
+  return unwritten(KEYS[2], again(got))
+end
+local now = now_us()
+
+-- try_flow finds out whether a bucket has tokens for its flow. It returns false if the plan can't be read.
+local function try_flow(at)
+  local turn = read_flow(KEYS[at.flows], at.flow)
+  if not turn then return turn ~= false end
+  local made
+  turn.n = at.n
+  turn.count = 1
+  turn.leave = at.keep
+  made, at.free, turn.field = served(at.use, turn, at.tokens)
+  at.fits = made == at.n
+  at.turn = turn
+  at.rights = changed_rights()
+  if not at.fits then at.wait = turn_us(turn, at.s, at.p, at.tokens, now) end
+  return true
+end
+
+local fit = true
+for b, at in ipairs(buckets) do
+  local s = {}
+  local tokens = get_integer(KEYS[at.key])
+  if tokens == false then return {3, at.key} end
+  local p = open(s, KEYS[at.ctl])
+  if p == false then return {3, at.ctl} end
+  if not p then return unwritten(KEYS[at.ctl], {2, b}) end
+  at.s = s
+  at.p = p
+  at.tokens = tokens or 0
+  at.keep = least(at.leave, p.capacity)
+  at.fits = at.tokens - at.keep >= at.n
+  at.free = 0
+  if at.flows and not try_flow(at) then return {3, at.flows} end
+  fit = fit and (at.fits or p.enforcement % 8 >= 4)
 end
 local reply = {fit and 1 or 0}
-local now = now_us()
 local got = ''
-for b, bucket in ipairs(buckets) do
-  local s, values = bucket.s, nil
-  if bucket.fits then
-    if fit then bucket.tokens = call('DECRBY', KEYS[2 * b - 1], ARGV[2 * b + 2]) end
-    values = {1, bucket.tokens, 0, s.era, s.index, s.last, now, policy_text(s, bucket.p)}
+for _, at in ipairs(buckets) do
+  local s, values = at.s, nil
+  if at.fits then
+    if fit then at.tokens = call('DECRBY', KEYS[at.key], format('%d', at.n)) end
+    values = {1, at.tokens, 0, s.era, s.index, s.last, now, policy_text(s, at.p)}
   else
-    values = {0, denial(KEYS[2 * b], s, bucket.p, now, bucket.tokens, bucket.n, bucket.n, bucket.keep)}
+    values = {0, denial(KEYS[at.ctl], s, at.p, now, at.tokens, at.n, at.n, at.keep)}
+    values[3] = at.wait or values[3]
   end
+  if fit and at.fits and at.rights then call('HSET', KEYS[at.flows], unpack(at.rights)) end
+  if at.turn and not (fit and at.fits) then count_refused(at.use, at.turn, at.n) end
   got = got .. format(' %d %d %d', values[1], values[2], s.era)
+  values[9] = at.free
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end
 if not fit or not request then return unwritten(KEYS[2], reply) end -- all may be in shadow mode

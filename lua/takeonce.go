@@ -53,6 +53,12 @@ const requestInfix = ":req:"
 // and is not remembered: the request may be made again. Beside Take's errors there are
 // ErrInvalidRequest and ErrRequestReused.
 func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (TakeReply, error) {
+	return TakeOnceFor(ctx, c, key, nil, id, run, memory)
+}
+
+// TakeOnceFor is TakeOnce for a flow of the bucket; nil for none.
+func TakeOnceFor(ctx context.Context, c Client, key string, flow *string, id string, run policy.Run,
+	memory time.Duration) (TakeReply, error) {
 	n := run.N * run.Count
 	if _, err := totalOf([]policy.Run{run}); err != nil {
 		return TakeReply{}, err
@@ -63,9 +69,16 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 	if err := checkRequest(id, memory); err != nil {
 		return TakeReply{}, err
 	}
-	args := append(appendRuns(make([]any, 0, 4), []policy.Run{run}), memory.Milliseconds())
-	r, code, err := takeOnceScript.ask(ctx, c, []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, args,
-		codeDone, codeDenied, codeReused)
+	args := append(appendRuns(make([]any, 0, 5), []policy.Run{run}), memory.Milliseconds())
+	keys := []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}
+	keys, args, err := appendFlow(keys, args, key, flow)
+	if err != nil {
+		return TakeReply{}, err
+	}
+	r, code, err := takeOnceScript.ask(ctx, c, keys, args, codeDone, codeDenied, codeReused)
+	if IsTryAgain(err) && flow != nil {
+		return TakeOnce(ctx, c, key, id, run, memory)
+	}
 	if err != nil {
 		return TakeReply{}, err
 	}
@@ -75,11 +88,22 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 		reply.Version.Era = r.int()
 		reply.Repeated = r.int() == 1
 		reply.Terms = r.terms()
+		reply.Free = r.int()
 		return reply, r.end()
 	case codeReused:
 		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
 	}
 	return r.denial()
+}
+
+// appendFlow adds to the keys and arguments of a call what it needs to take from a bucket for a flow, nil for none.
+// Without these the take is made in order of arrival, which is what a call does while a Cluster moves the bucket's slot
+// and the plan is elsewhere.
+func appendFlow(keys []string, args []any, key string, flow *string) ([]string, []any, error) {
+	if flow == nil {
+		return keys, args, nil
+	}
+	return append(keys, FlowsKey(key), UseKey(key)), append(args, *flow), policy.CheckFlow(*flow)
 }
 
 func checkRequest(id string, memory time.Duration) error {

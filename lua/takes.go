@@ -60,6 +60,7 @@ type Takes struct {
 type RunReply struct {
 	Taken int64         // how many of them were taken: the first ones
 	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
+	Free  int64         // of a flow's: as in TakeReply, the tokens of its last takes
 }
 
 // TakesReply is the result of the takes of one bucket.
@@ -72,7 +73,7 @@ type TakesReply struct {
 	Schedule string
 	Ended    bool
 	// Of a Whole call.
-	Runs []RunReply // in the order of the call; nil if OK
+	Runs []RunReply // in the order of the call; nil if OK, but for those of flows that took some tokens for free
 	// if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
 	Terms *policy.Terms
 	Refilled

@@ -19,9 +19,12 @@ const (
 
 // Flows is how a bucket is divided among its flows.
 type Flows struct {
-	Headroom int64            // percent of the capacity that the bucket keeps for flows that ask for little
-	Weights  map[string]int64 // by what the names of flows begin with; 1 for all others
-	Most     int64            // most flows that are distinguished
+	// Headroom is the percentage of the capacity that the bucket keeps for flows that ask for little.
+	Headroom int64 `json:"headroom"`
+	// Weights are by what the names of flows begin with; 1 for all others.
+	Weights map[string]int64 `json:"weights,omitempty"`
+	// Most is the most flows that are distinguished.
+	Most int64 `json:"most"`
 }
 
 // HeadroomOf is the headroom of a bucket of a capacity, in tokens, rounded up.

@@ -94,9 +94,6 @@ func (t Template) Validate() error {
 		}
 	}
 	// A bucket that is full and idle expires, as if Redis had lost it. Its next take has to find it full again.
-	if t.Policy.Flows != nil {
-		return bad("flows", "a template's buckets have none: give the key a bucket of its own")
-	}
 	if t.Policy.OnLoss != LossEmpty {
 		return bad("on_loss", WhyNoLoss)
 	}
@@ -135,6 +132,8 @@ const (
 func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	tokens, per := t.Policy.Rate.reduced()
 	switch {
+	case t.Policy.Flows != nil:
+		return bad("flows", "it goes with enforce: refilled; no refiller divides lazy buckets")
 	case t.MaxKeys != 0:
 		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
 	case t.Policy.Strict:
@@ -400,6 +399,7 @@ type templateText struct {
 	MaxKeys int64  `json:"max_keys,omitempty"`
 	// Schedule is that of budgets. The number in the terms only names it.
 	Schedule *scheduleText `json:"schedule,omitempty"`
+	Flows    *Flows        `json:"flows,omitempty"`
 }
 
 // Encode writes the set as it is published: equal sets as equal texts.
@@ -407,7 +407,7 @@ func (s *Templates) Encode() string {
 	text := templatesText{Version: s.Version(), Templates: []templateText{}}
 	for _, r := range s.All() {
 		text.Templates = append(text.Templates, templateText{r.Prefix, r.Enforce.String(), r.Text, r.MaxKeys,
-			scheduleOf(r.Policy.Steps)})
+			scheduleOf(r.Policy.Steps), r.Policy.Flows})
 	}
 	text.Plain = s.Plain()
 	b, err := json.Marshal(text)
@@ -437,6 +437,7 @@ func DecodeTemplates(s string) (*Templates, error) {
 			}
 			list[i].Policy.StepTokens = terms.Tokens
 		}
+		list[i].Policy.Flows = t.Flows
 		switch t.Enforce {
 		case EnforceLazy.String():
 			list[i].Enforce = EnforceLazy

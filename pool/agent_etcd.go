@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
@@ -232,10 +233,18 @@ func (a *Agent) applyShare(s share) (news bool) {
 		b.open, b.doubled = g.open, g.doubled
 		if b.terms.Fence.Before(t.Fence) {
 			b.terms = t
+			b.terms.Divided = a.divides(name)
 			b.offered = true
 			b.demand = g.demand
 			news = true
 		}
 	}
 	return news
+}
+
+// divides reports whether the region's own configuration divides a pool's bucket among flows.
+func (a *Agent) divides(pool string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(a.settings.Pools, func(p Pool) bool { return p.Name == pool && p.Flows != nil })
 }

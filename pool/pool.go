@@ -50,6 +50,9 @@ type Pool struct {
 	// FloorShare is φ: how many percent of the rate floors may take together, 1 to 100; 0 means DefaultFloorShare. What
 	// floors take is always their regions', and can't move to where the demand is.
 	FloorShare int64
+	// Flows divides the bucket of the region in which it is configured, whose replicas plan what flows there; nil for
+	// none. It is not shared with other regions through etcd.
+	Flows *policy.Flows
 }
 
 // Region is a region's part in a pool.
@@ -114,6 +117,10 @@ func (p Pool) Validate() error {
 				bad(r.Name, f.field, "%v", f.rate.Validate())
 			}
 		}
+	}
+	var wrong *policy.FieldError
+	if p.Flows != nil && errors.As(p.Flows.Validate(), &wrong) {
+		bad("", wrong.Field, "%s", wrong.Msg)
 	}
 	if len(errs) == 0 {
 		p.validateSums(bad)
@@ -233,6 +240,7 @@ func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
 	part := p.parts()[i]
 	t := termsOf(0, part.floor, part.burst, p.unit().per, p.interval())
 	t.PoolsVersion = poolsVersion
+	t.Divided = p.Flows != nil
 	return t
 }
 

@@ -360,6 +360,10 @@ func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	}
 	for i, e := range batch {
 		t.calls[i] = lua.RefillCall{Key: e.key, Call: policy.Call{Version: e.version, Terms: terms}, Seen: e.state}
+		e.divide(s.template)
+		if e.division != nil {
+			t.divided = append(t.divided, divided{i, e.division})
+		}
 	}
 	within := a.w.timeout()
 	store := a.w.r.store
@@ -390,6 +394,7 @@ func (a *activeSets) applyRefills(ctx context.Context, s *shard, m *members, bat
 		if err := t.results[i].Err; e.failures == 1 && ownFault(err) {
 			news.add(hclog.Error, "bucket can't be refilled", "bucket", e.key, "error", err)
 		}
+		warnUndivided(&news, e.key, e.division, &e.undivided)
 	}
 	for _, swept := range t.swept {
 		warnUnswept(&news, batch[swept.index].key, &batch[swept.index].unswept, swept.err)

@@ -64,7 +64,7 @@ func (w *worker) applyBatch(ctx context.Context, batch []*bucket, t *trip) {
 		res := &t.results[i]
 		w.r.observe(t.event(i))
 		w.applyReply(b, res, t.replied, &news)
-		b.warnUndivided(&news)
+		warnUndivided(&news, b.key, b.division, &b.undivided)
 		if !w.refills() && b.doubtful() {
 			b.unannounced, b.due = true, t.replied.Add(maxBucketBackoff)
 		}

@@ -85,6 +85,9 @@ func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
 		interval = policy.DefaultInterval
 	}
 	pooled := &bucket{key: b.Key, slot: lua.Slot(b.Key), pooled: terms, interval: interval}
+	if b.Policy.Flows != nil {
+		pooled.division = &division{flows: b.Policy.Flows, pooled: true}
+	}
 	if b.Start != nil {
 		start := *b.Start
 		start.Version = version

@@ -17,9 +17,9 @@ import (
 type Bucket struct {
 	Key    string
 	Policy policy.Policy
-	// Pooled buckets get their terms through SetTerms; only the interval of Policy is
-	// used. Until then they are refilled under the terms that are in force in Redis,
-	// and not created.
+	// Pooled buckets get their terms through SetTerms; only the interval and the flows of
+	// Policy are used. Until then they are refilled under the terms that are in force in
+	// Redis, and not created.
 	Pooled bool
 	// Start are a pooled bucket's terms without a grant, of the same pool; nil for
 	// none. A plain bucket of a lower version becomes the pool's with them.
@@ -154,6 +154,11 @@ func checkBuckets(buckets []Bucket) error {
 func (b Bucket) validate() error {
 	if !b.Pooled {
 		return b.Policy.Validate()
+	}
+	if f := b.Policy.Flows; f != nil {
+		if err := f.Validate(); err != nil {
+			return err
+		}
 	}
 	if i := b.Policy.Interval; i != 0 && (i < policy.MinInterval || i > policy.MaxInterval) {
 		return fmt.Errorf("%w: interval %s is not from %s to %s", ErrConfig, i, policy.MinInterval, policy.MaxInterval)

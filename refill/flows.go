@@ -15,6 +15,7 @@ import (
 // demand of the flows, and writes the plan that it computed from the demand it read before.
 type division struct {
 	flows   *policy.Flows
+	pooled  bool // the bucket is a pool's, whose rate and capacity come with its terms
 	about   flow.Bucket
 	planner *flow.Planner
 	next    policy.Plan
@@ -46,10 +47,29 @@ func (d *division) begin() {
 // continues returns the division to go on with after a change of the configuration: old, if it divides the same bucket
 // in the same way.
 func (d *division) continues(old *division) *division {
-	if d == nil || old == nil || !d.flows.Equal(old.flows) || d.about != old.about {
+	if d == nil || old == nil || !d.flows.Equal(old.flows) || d.pooled != old.pooled || !d.pooled && d.about != old.about {
 		return d
 	}
 	return old
+}
+
+// follow has the division of a pool's bucket go by the terms in force at an instant of the server's clock, in an era.
+// It reports false if there is nothing to divide.
+func (d *division) follow(t *policy.Terms, era, now int64) bool {
+	tokens := t.Tokens
+	if t.Granted(era, now) {
+		tokens = t.GrantTokens
+	}
+	if tokens == 0 {
+		return false
+	}
+	d.about = flow.Bucket{
+		Capacity: t.Capacity, Rate: policy.Rate{Tokens: tokens, Per: micros(t.Per)}.PerSecond(), Interval: micros(t.Interval),
+	}
+	if d.planner == nil {
+		d.begin()
+	}
+	return true
 }
 
 // apply applies the reply to a plan that came with a refill. If it was not written, another replica wrote the last one
@@ -84,8 +104,7 @@ func (t *trip) plan(ctx context.Context, s store) {
 	var planned []divided
 	for _, d := range t.divided {
 		r, call := &t.results[d.index], &t.calls[d.index]
-		ours := r.Err == nil && r.Status.Wrote() && !r.Differs && call.Call.Terms != nil && r.Fence == call.Call.Terms.Fence
-		if !ours {
+		if !d.division.planned(call.Call.Terms, r) {
 			continue
 		}
 		plan := d.division.next
@@ -101,13 +120,26 @@ func (t *trip) plan(ctx context.Context, s store) {
 	}
 }
 
-// warnUndivided logs that a bucket can't be divided among its flows, once until it can.
-func (b *bucket) warnUndivided(to *notices) {
-	failed := b.division != nil && b.division.err != nil && ownFault(b.division.err)
-	if failed && !b.undivided {
-		to.add(hclog.Warn, "bucket can't be divided among its flows", "bucket", b.key, "error", b.division.err)
+// planned reports whether a plan goes with a refill under the terms: it wrote, and they are in force, or, of a pool's
+// bucket, some of the pool.
+func (d *division) planned(terms *policy.Terms, r *lua.RefillResult) bool {
+	if r.Err != nil || !r.Status.Wrote() || terms == nil {
+		return false
 	}
-	b.undivided = failed
+	if d.pooled {
+		return r.Pool && d.follow(terms, r.Version.Era, r.Now)
+	}
+	return !r.Differs && r.Fence == terms.Fence
+}
+
+// warnUndivided logs that a bucket can't be divided among its flows, once until it can; undivided is whether that was
+// so and is.
+func warnUndivided(to *notices, key string, d *division, undivided *bool) {
+	failed := d != nil && d.err != nil && ownFault(d.err)
+	if failed && !*undivided {
+		to.add(hclog.Warn, "bucket can't be divided among its flows", "bucket", key, "error", d.err)
+	}
+	*undivided = failed
 }
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }

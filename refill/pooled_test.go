@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -72,4 +73,33 @@ func TestSetTermsNeedsAPooledBucket(t *testing.T) {
 	})
 	require.ErrorIs(t, checkBuckets([]Bucket{{Key: "p", Pooled: true, Policy: policy.Policy{Interval: 1}}}), ErrConfig)
 	require.NoError(t, checkBuckets([]Bucket{pooled("p")}))
+}
+
+func TestThePlanOfAPoolGoesByTheRateInForce(t *testing.T) {
+	t.Parallel()
+	d := &division{flows: &policy.Flows{Headroom: policy.DefaultHeadroom, Most: policy.DefaultFlows}, pooled: true}
+	terms := poolTerms(1, 100)
+	terms.GrantTokens = 500
+	terms.GrantEra = 7
+	terms.GrantEnd = 1000
+	refilled := func(era, now int64) *lua.RefillResult {
+		return &lua.RefillResult{Outcome: policy.Outcome{
+			Status: policy.StatusApplied, Pool: true, Version: policy.Version{Era: era, Index: 1}, Now: now,
+		}}
+	}
+	for _, c := range []struct {
+		era, now int64
+		rate     float64
+	}{{7, 999, 500}, {7, 1000, 100}, {8, 999, 100}} {
+		require.True(t, d.planned(&terms, refilled(c.era, c.now)))
+		require.InDelta(t, c.rate, d.about.Rate, 0)
+		require.EqualValues(t, 1000, d.about.Capacity)
+	}
+	terms.Tokens = 0
+	require.False(t, d.planned(&terms, refilled(8, 999)), "without a rate there is nothing to divide")
+	terms.Tokens = 100
+	plain := refilled(8, 999)
+	plain.Pool = false
+	require.False(t, d.planned(&terms, plain), "plain terms are in force")
+	require.False(t, d.planned(nil, refilled(8, 999)), "none are known")
 }

@@ -112,6 +112,19 @@ type entry struct {
 	failures int      // in a row, the bucket's own
 	left     bool
 	unswept  bool // its reservations could not be ended
+
+	template  *policy.CompiledTemplate // by which it was last refilled
+	division  *division                // nil unless it has flows
+	undivided bool                     // its plan could not be written
+}
+
+// divide has the bucket divided as in a template. It keeps what is known of the flows if that doesn't change it.
+func (e *entry) divide(t *policy.CompiledTemplate) {
+	if e.template == t {
+		return
+	}
+	e.template = t
+	e.division = newDivision(t.Policy, &t.Terms).continues(e.division)
 }
 
 // linger is for how many intervals a replica still reads a shard that has become

@@ -11,7 +11,6 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/sidecar/answer"
-	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -20,6 +19,7 @@ func newReserveCommand(e env) *cobra.Command {
 	out := output{}
 	n := int64(1)
 	leave := policy.Leave{}
+	flow := ""
 	ttl := time.Duration(0)
 	id := ""
 	debt := false
@@ -35,7 +35,7 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 			if ttl < policy.MinHold || ttl > policy.MaxHold {
 				return cli.Usage(fmt.Errorf("--ttl %s: want %s to %s", ttl, policy.MinHold, policy.MaxHold))
 			}
-			opts := []fetch.CallOption{call.LeaveOption(leave)}
+			opts := takeOptions(leave, flow, "")
 			if cmd.Flags().Changed("id") {
 				opts = append(opts, fetch.WithReservationID(id))
 			}
@@ -67,6 +67,7 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 	}
 	addTokensFlag(cmd, &n, "how many tokens")
 	addLeaveFlag(cmd, &leave)
+	addFlowFlag(cmd, &flow)
 	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("how long the tokens are held at most: %s to %s", policy.MinHold,
 		policy.MaxHold))
 	cmd.Flags().StringVar(

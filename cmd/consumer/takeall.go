@@ -18,6 +18,7 @@ func newTakeAllCommand(e env) *cobra.Command {
 	out := output{}
 	leave := policy.Leave{}
 	requestID := ""
+	flow := ""
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens of several buckets, all or none",
@@ -35,7 +36,7 @@ follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
 				}
 			}
 			return conn.with(func(c *fetch.Client) error {
-				r, err := c.TakeAll(cmd.Context(), reqs, takeOptions(leave, "", requestID)...)
+				r, err := c.TakeAll(cmd.Context(), reqs, takeOptions(leave, flow, requestID)...)
 				if err != nil {
 					return err
 				}
@@ -51,6 +52,7 @@ follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
 	}
 	addLeaveFlag(cmd, &leave)
 	addRequestFlag(cmd, &requestID)
+	addFlowFlag(cmd, &flow)
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

@@ -2,8 +2,10 @@
 -- outstanding.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
+--       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era they were taken in; 0 for any
+--       3 the flow; 4 paid: tokens to which its right goes back, at most those that do; only with KEYS 4
 -- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
 --       {3, k}: KEYS k holds something else
@@ -246,6 +248,215 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
+-- Shared by the scripts that take for flows; it follows the names of functions that policy has. {K}:flows is a hash,
+-- the plan by which the bucket is divided. Without it the bucket isn't divided. It expires when the plan ends, and
+-- {K}:use with it. All numbers but the last one of a field are 16 characters wide, with spaces in front:
+--   /      clock_us span_us floor unlisted most at_us era index price
+--   TEAM/  used_us price rest
+--   FLOW   used_us weight: a listed flow, which has the right to the time of the clock since used_us
+-- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is for how long a flow saves
+-- its right. floor is what a flow without a right leaves in the bucket. unlisted is what an unlisted flow may ask for
+-- in a period and take as if it had a right. most is how many fields {K}:use has, but for those of listed flows. at_us
+-- is when the clock was last advanced. era and index are those of the refill that the plan came with. price is the time
+-- of the clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the
+-- price for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
+-- {K}:use is a hash of what was asked for in this period, in tokens: by FLOW, or by TEAM/ if there are too many names;
+-- and by /!FLOW and /!TEAM/ what of it was denied. Field // is when the period began, in µs.
+-- Prices are decimal numbers with a fraction or an exponent. They decide who takes first, never how many tokens there
+-- are.
+local LEAST_SAVED = 5
+local TAKES_SAVED = 4
+local UP_TO_OF_FLOOR = 10
+
+-- What is below belongs to the bucket at hand. A flow and a team are named by their places among the fields that were
+-- read; 1 is no team.
+local fields -- what was read
+local list, names -- that has the names of the fields, and the place before the first one
+local clock, span, price, reserve
+local used, prices -- of the rights that were read, by the place of the flow or team
+local uncounted
+local spent -- a right was
+
+-- read_division reads how a bucket is divided: nil if it isn't, false and maybe an error if it can't be read. words has
+-- from first to last the fields to read: /, then teams, then flows.
+local function read_division(flows, words, first, last)
+  fields = pcall('HMGET', flows, unpack(words, first, last))
+  if fields.err then return false, fields end
+  local header = fields[1]
+  if not header then return nil end
+  if #header < 137 then return false end
+  list = words
+  names = first - 1
+  clock = sub(header, 1, 16) + 0
+  span = sub(header, 18, 33) + 0
+  price = sub(header, 137) + 0
+  reserve = sub(header, 35, 50) + 0
+  used, prices = {}, {}
+  uncounted = false
+  spent = false
+  return true
+end
+
+-- advanced is when the clock was last advanced, in µs.
+local function advanced() return sub(fields[1], 86, 101) + 0 end
+
+-- rest returns the right of the unlisted flows of a team: its place; nil if they have none.
+local function rest(at)
+  local text = fields[at]
+  if not text then return nil end
+  local of = sub(text, 35) + 0
+  if of == 0 then return nil end
+  if not used[at] then
+    used[at] = sub(text, 1, 16) + 0
+    prices[at] = of
+  end
+  return at
+end
+
+-- right returns the right with which a flow pays: the place of a flow or team; nil if the flow isn't listed and none of
+-- its teams has a rest.
+local function right(flow, narrow, wide)
+  local text = fields[flow]
+  if text and (narrow == 1 or fields[narrow]) then
+    if not used[flow] then
+      local weight = sub(text, 18)
+      local of = narrow == 1 and price or sub(fields[narrow], 18, 33) + 0
+      used[flow] = sub(text, 1, 16) + 0
+      prices[flow] = weight == '1' and of or of / weight
+    end
+    return flow
+  end
+  return narrow > 1 and (rest(narrow) or wide > 1 and rest(wide)) or nil
+end
+
+-- saved is how much of the clock a right is to, for takes of n tokens.
+local function saved(at, n)
+  local left = clock - used[at]
+  if left <= span then return left end
+  return min(left, max(span, math.ceil(max(LEAST_SAVED, TAKES_SAVED * n) * prices[at])))
+end
+
+-- size_of is the size of takes for which a flow saves: one of up to so many tokens gets a part of the floor at least.
+local function size_of(n, count) return n > 0 and n or min(count, max(1, floor(reserve / UP_TO_OF_FLOOR))) end
+
+-- ask counts n tokens that a flow asks for. It returns the field under which that counts, nil for none, and what was
+-- asked for under it before in this period.
+local function ask(use, flow, narrow, n)
+  if uncounted then return nil, 0 end
+  local field = list[names + flow]
+  local asked = pcall('HINCRBY', use, field, n)
+  if type(asked) == 'table' then
+    local foreign = find(asked.err, 'WRONGTYPE', 1, true) or find(asked.err, 'not an integer', 1, true)
+    if not foreign then error(asked) end
+    uncounted = true
+    return nil, 0
+  end
+  asked = asked - n
+  if asked > 0 then return field, asked end
+  local counted = call('HLEN', use)
+  if counted == 1 then -- Redis evicted the key: the next plan makes it again, with its expiry
+    call('DEL', use)
+    uncounted = true
+    return nil, 0
+  end
+  if counted > sub(fields[1], 69, 84) + 1 and not fields[flow] then
+    call('HDEL', use, field)
+    field = list[names + narrow]
+    asked = call('HINCRBY', use, field, n) - n
+  end
+  return field, asked
+end
+
+-- serve makes count takes of n tokens for a flow of a bucket that holds tokens, or if n is 0 one of up to count. It
+-- returns how many fit: first, while the flow has a right or asked for little in this period, from all that the bucket
+-- holds; then from what it holds above the floor. The second result is how many of them are from above the floor, for
+-- which the flow pays nothing. leave is what is to be left. before is what the flow asked for earlier in this period.
+local function serve(flow, narrow, wide, n, count, leave, before, tokens)
+  local each = n > 0 and n or 1
+  local at = right(flow, narrow, wide)
+  local first = count
+  if at then
+    local size = n
+    if n == 0 then size = size_of(n, count) end
+    local left = saved(at, size)
+    if left <= 0 then
+      first = 0
+    elseif n == 0 then
+      first = min(first, max(size, floor(left / prices[at])))
+    elseif first > 1 then
+      first = min(first, math.ceil(left / (each * prices[at])))
+    end
+    if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
+    if first > 0 then
+      used[at] = clock - left + floor(first * each * prices[at] + 0.5)
+      spent = true
+    end
+  else
+    first = min(first, floor(max(0, sub(fields[1], 52, 67) - before) / each))
+    if first == 0 and before == 0 and each <= floor(reserve / 2) then first = 1 end
+    if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
+  end
+  if first == count then return first, 0 end
+  local free = min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))
+  return first + free, free
+end
+
+-- changed_rights returns the fields of the rights and their texts, if one was spent; otherwise nil.
+local function changed_rights()
+  if not spent then return nil end
+  local words, n = {}, 0
+  for at, us in pairs(used) do
+    words[n + 1] = list[names + at]
+    words[n + 2] = format('%16d', us) .. sub(fields[at], 17)
+    n = n + 2
+  end
+  return words
+end
+
+-- write_rights writes the rights, if one was spent.
+local function write_rights(flows)
+  local words = changed_rights()
+  if words then call('HSET', flows, unpack(words)) end
+end
+-- Shared by the scripts that know a flow by its name; it follows division.
+
+-- fields_of returns the fields of a plan that a take for a flow needs: /, those of its teams, and its own.
+local function fields_of(flow)
+  local wide = match(flow, '^[^/]+/')
+  local narrow = match(flow, '^[^/]+/[^/]+/')
+  if narrow then return {'/', wide, narrow, flow} end
+  if wide then return {'/', wide, flow} end
+  return {'/', flow}
+end
+
+-- read_flow reads how a bucket is divided, as far as a flow needs it. It returns the places of the flow and of its
+-- teams among the fields; nil if the bucket isn't divided, false if the plan can't be read.
+local function read_flow(flows, flow)
+  local needed = fields_of(flow)
+  local last = #needed
+  local divided, err = read_division(flows, needed, 1, last)
+  if err then wrong_type(err) end
+  return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
+end
+
+-- pay_back gives a flow the right to n tokens back, as far as it may save so much.
+local function pay_back(turn, n)
+  local at = right(turn.flow, turn.narrow, turn.wide)
+  if not at then return end
+  local left = clock - used[at]
+  local most = max(span, math.ceil(max(LEAST_SAVED, TAKES_SAVED * n) * prices[at]))
+  if left >= most then return end
+  used[at] = clock - min(most, left + floor(n * prices[at] + 0.5))
+  spent = true
+end
+
+-- charge has a flow pay for n tokens, whether it has a right to them or not.
+local function charge(turn, n)
+  local at = right(turn.flow, turn.narrow, turn.wide)
+  if not at then return end
+  used[at] = clock - saved(at, n) + floor(n * prices[at] + 0.5)
+  spent = true
+end
 -- Shared by the scripts that may reply without a write.
 --
 -- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
@@ -271,5 +482,10 @@ if ARGV[2] ~= '0' and ARGV[2] + 0 ~= s.era then return unwritten(KEYS[3], {4, to
 local n = ARGV[1] + 0
 local clamped = excess(s, p, tokens, n)
 if clamped == n then return unwritten(KEYS[3], {1, tokens, clamped}) end
+local turn = KEYS[4] and read_flow(KEYS[4], ARGV[3]) -- a plan that can't be read has no rights
 tokens = call('INCRBY', KEYS[1], format('%d', n - clamped))
+if turn then
+  pay_back(turn, min(ARGV[4] + 0, n - clamped))
+  write_rights(KEYS[4])
+end
 return {1, tokens, clamped}

@@ -32,9 +32,6 @@ func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Durat
 	p := b.limits.policy(interval)
 	b.steps.apply(d, here, b.limits, &p)
 	p.OnLoss = b.OnLoss
-	if b.Flows != nil {
-		p.Flows = &policy.Flows{Headroom: b.Flows.Headroom, Weights: b.Flows.Weights, Most: b.Flows.Most}
-	}
 	if d.Valid(here) {
 		validate(d, here, p)
 	}
@@ -100,8 +97,16 @@ func (l limits) policy(interval time.Duration) policy.Policy {
 	}
 	return policy.Policy{
 		Capacity: l.Capacity, Interval: interval, Initial: l.Initial, OnRollback: l.OnRollback,
-		CarryOver: l.CarryOver, Degraded: l.Degraded, Shadow: l.Shadow, Strict: l.Strict,
+		CarryOver: l.CarryOver, Degraded: l.Degraded, Shadow: l.Shadow, Strict: l.Strict, Flows: l.Flows.policy(),
 	}
+}
+
+// policy is how a bucket is divided; nil if it isn't.
+func (f *flows) policy() *policy.Flows {
+	if f == nil {
+		return nil
+	}
+	return &policy.Flows{Headroom: f.Headroom, Weights: f.Weights, Most: f.Most}
 }
 
 // validate reports what package policy finds wrong between fields.

@@ -99,6 +99,9 @@ type limits struct {
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
 	// Whether the bucket keeps room for outstanding tokens, so that the bound holds with reservations and leases.
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
+	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
+	// must have a rate, and be refilled.
+	Flows *flows `yaml:"flows"`
 }
 
 // steps are the fields of a schedule, which buckets and templates may have in place of a rate.
@@ -122,9 +125,6 @@ type bucket struct {
 	// Tokens of the bucket after Redis has lost it. A template has no on_loss, since its buckets come back full.
 	OnLoss policy.Loss `yaml:"on_loss" is:"on_loss" default:"empty"`
 	steps  `yaml:",inline"`
-	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
-	// must have a rate.
-	Flows *flows `yaml:"flows"`
 }
 
 // flows configures the division of a bucket among its flows.
@@ -165,6 +165,9 @@ type sharedPool struct {
 	FloorShare int64 `yaml:"floor_share" is:"floor share" default:"20%"`
 	// Regions by name, up to 100.
 	Regions []poolRegion `yaml:"regions,required"`
+	// Divides this region's bucket fairly among the flows for which takes are made. To use the defaults write flows: {}.
+	// Each region uses its own file.
+	Flows *flows `yaml:"flows"`
 }
 
 // poolRegion is a region's part in a pool.

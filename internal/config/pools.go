@@ -54,6 +54,7 @@ func (s *sharedPool) pool() pool.Pool {
 		p.Regions = append(p.Regions,
 			pool.Region{Name: r.Name, Weight: r.Weight, Floor: r.Floor, Burst: r.Burst, Ceiling: r.Ceiling})
 	}
+	p.Flows = s.Flows.policy()
 	return p
 }
 

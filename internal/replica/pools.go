@@ -178,7 +178,7 @@ func pooled(cfg config.Config) []refill.Bucket {
 	for _, p := range cfg.OwnPools() {
 		start := p.Start(cfg.Region, cfg.PoolsVersion)
 		list = append(list, refill.Bucket{
-			Key: p.Name, Policy: policy.Policy{Interval: p.Interval}, Pooled: true, Start: &start,
+			Key: p.Name, Policy: policy.Policy{Interval: p.Interval, Flows: p.Flows}, Pooled: true, Start: &start,
 		})
 	}
 	return list

@@ -76,6 +76,28 @@ var flowDoors = map[string]func(b *bench, n int64, flow string) bool{
 	"proxy of keys": func(b *bench, n int64, flow string) bool {
 		return b.do(http.MethodGet, fmt.Sprintf("/v1/check?limit=acme&key=%s&tokens=%d", flow, n), "").status == http.StatusOK
 	},
+	"HTTP take of several": func(b *bench, n int64, flow string) bool {
+		return b.granted("/v1/take-all", `{"requests":[{"key":"acme","tokens":%d,"flow":%q}]}`, n, flow)
+	},
+	"HTTP reservation": func(b *bench, n int64, flow string) bool {
+		return b.granted("/v1/reserve", `{"key":"acme","tokens":%d,"flow":%q,"ttl_ms":60000}`, n, flow)
+	},
+	"gRPC take of several": func(b *bench, n int64, flow string) bool {
+		c := refillerv1.NewBucketsClient(b.dial())
+		r, err := c.TakeAll(b.t.Context(), &refillerv1.TakeAllRequest{Requests: []*refillerv1.Amount{
+			{Key: "acme", Tokens: &n, Flow: &flow},
+		}})
+		require.NoError(b.t, err)
+		return r.GetOk()
+	},
+	"gRPC reservation": func(b *bench, n int64, flow string) bool {
+		c := refillerv1.NewBucketsClient(b.dial())
+		r, err := c.Reserve(b.t.Context(), &refillerv1.ReserveRequest{
+			Key: "acme", Tokens: &n, Flow: &flow, Ttl: durationpb.New(time.Minute),
+		})
+		require.NoError(b.t, err)
+		return r.GetResult().GetOk()
+	},
 	"gRPC take": func(b *bench, n int64, flow string) bool {
 		c := refillerv1.NewBucketsClient(b.dial())
 		r, err := c.Take(b.t.Context(), &refillerv1.TakeRequest{Key: "acme", Tokens: &n, Flow: &flow})
@@ -223,12 +245,24 @@ func TestABadFlowIsRefusedByEachDoor(t *testing.T) {
 		_, err = buckets.Wait(t.Context(), &refillerv1.WaitRequest{Key: "acme", Flow: proto.String(name)})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%q", name)
 		require.ErrorContains(t, err, says)
+		_, err = buckets.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: []*refillerv1.Amount{
+			{Key: "acme", Flow: proto.String(name)},
+		}})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%q", name)
+		require.ErrorContains(t, err, says)
+		_, err = buckets.Reserve(t.Context(), &refillerv1.ReserveRequest{
+			Key: "acme", Ttl: durationpb.New(time.Minute), Flow: proto.String(name),
+		})
+		require.Equal(t, codes.InvalidArgument, status.Code(err), "%q", name)
+		require.ErrorContains(t, err, says)
 		_, err = named.Take(t.Context(), &refillerv1.TakeLimitRequest{Name: "any", Key: "acme", Flow: proto.String(name)})
 		require.Equal(t, codes.InvalidArgument, status.Code(err), "%q", name)
 		require.ErrorContains(t, err, says)
 	}
 	for _, c := range []struct{ path, body, says string }{
 		{"/v1/limits/any/take", `{"key":"acme","flow":"a//b"}`, "flow: "},
+		{"/v1/take-all", `{"requests":[{"key":"acme","flow":"a//b"}]}`, "flow: "},
+		{"/v1/reserve", `{"key":"acme","flow":"a//b","ttl_ms":1000}`, "flow: "},
 		{"/v1/limits/acme/take", `{"key":"a","flow":"b"}`, "flow: the keys of acme are its flows"},
 		{"/v1/limits/api/take", `{"key":"a","flow":"b"}`, "flow: api is no limit of refilled buckets"},
 	} {

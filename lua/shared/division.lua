@@ -20,20 +20,22 @@ local UP_TO_OF_FLOOR = 10
 
 -- What is below belongs to the bucket at hand. A flow and a team are named by their places among the fields that were
 -- read; 1 is no team.
-local fields, names -- what was read, and the place before the first field in ARGV
+local fields -- what was read
+local list, names -- that has the names of the fields, and the place before the first one
 local clock, span, price, reserve
 local used, prices -- of the rights that were read, by the place of the flow or team
 local uncounted
 local spent -- a right was
 
--- read_division reads how a bucket is divided: nil if it isn't, false and maybe an error if it can't be read. ARGV has
+-- read_division reads how a bucket is divided: nil if it isn't, false and maybe an error if it can't be read. words has
 -- from first to last the fields to read: /, then teams, then flows.
-local function read_division(flows, first, last)
-  fields = pcall('HMGET', flows, unpack(ARGV, first, last))
+local function read_division(flows, words, first, last)
+  fields = pcall('HMGET', flows, unpack(words, first, last))
   if fields.err then return false, fields end
   local header = fields[1]
   if not header then return nil end
   if #header < 137 then return false end
+  list = words
   names = first - 1
   clock = sub(header, 1, 16) + 0
   span = sub(header, 18, 33) + 0
@@ -91,7 +93,7 @@ local function size_of(n, count) return n > 0 and n or min(count, max(1, floor(r
 -- asked for under it before in this period.
 local function ask(use, flow, narrow, n)
   if uncounted then return nil, 0 end
-  local field = ARGV[names + flow]
+  local field = list[names + flow]
   local asked = pcall('HINCRBY', use, field, n)
   if type(asked) == 'table' then
     local foreign = find(asked.err, 'WRONGTYPE', 1, true) or find(asked.err, 'not an integer', 1, true)
@@ -109,7 +111,7 @@ local function ask(use, flow, narrow, n)
   end
   if counted > sub(fields[1], 69, 84) + 1 and not fields[flow] then
     call('HDEL', use, field)
-    field = ARGV[names + narrow]
+    field = list[names + narrow]
     asked = call('HINCRBY', use, field, n) - n
   end
   return field, asked
@@ -117,8 +119,8 @@ end
 
 -- serve makes count takes of n tokens for a flow of a bucket that holds tokens, or if n is 0 one of up to count. It
 -- returns how many fit: first, while the flow has a right or asked for little in this period, from all that the bucket
--- holds; then from what it holds above the floor. leave is what is to be left. before is what the flow asked for
--- earlier in this period.
+-- holds; then from what it holds above the floor. The second result is how many of them are from above the floor, for
+-- which the flow pays nothing. leave is what is to be left. before is what the flow asked for earlier in this period.
 local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local each = n > 0 and n or 1
   local at = right(flow, narrow, wide)
@@ -144,18 +146,25 @@ local function serve(flow, narrow, wide, n, count, leave, before, tokens)
     if first == 0 and before == 0 and each <= floor(reserve / 2) then first = 1 end
     if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
   end
-  if first == count then return first end
-  return first + min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))
+  if first == count then return first, 0 end
+  local free = min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))
+  return first + free, free
+end
+
+-- changed_rights returns the fields of the rights and their texts, if one was spent; otherwise nil.
+local function changed_rights()
+  if not spent then return nil end
+  local words, n = {}, 0
+  for at, us in pairs(used) do
+    words[n + 1] = list[names + at]
+    words[n + 2] = format('%16d', us) .. sub(fields[at], 17)
+    n = n + 2
+  end
+  return words
 end
 
 -- write_rights writes the rights, if one was spent.
 local function write_rights(flows)
-  if not spent then return end
-  local words, n = {}, 0
-  for at, us in pairs(used) do
-    words[n + 1] = ARGV[names + at]
-    words[n + 2] = format('%16d', us) .. sub(fields[at], 17)
-    n = n + 2
-  end
-  call('HSET', flows, unpack(words))
+  local words = changed_rights()
+  if words then call('HSET', flows, unpack(words)) end
 end

@@ -1,8 +1,8 @@
 -- Shared by the scripts of reservations and leases; it follows bucket.
 -- Their KEYS are 1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due.
 -- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
---   1 lease        seq granted clamped, of its last call
---   2 reservation  overrun: 0 clamp, 1 debt
+--   1 lease        seq granted clamped, of its last call; and free, as in flows, of what it holds, unless that is 0
+--   2 reservation  overrun: 0 clamp, 1 debt; and of a divided bucket free, as in flows, and the flow behind a slash
 --   3 settled      returned clamped void charged owed forgiven: the reply to the settlement
 --   4 run out      overrun void: a reservation whose time ended, and how much of it was void
 -- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
@@ -18,25 +18,34 @@ local SWEPT = 16 -- records ended by each call beside its own work, more than it
 -- record reads a record; nil if there is none, false if it can't be read.
 local function record(raw)
   if type(raw) ~= 'string' then return nil end
+  local numbers, flow = match(raw, '^([^/]*)/(.*)$')
   local f = {}
-  for word in string.gmatch(raw, '%d+') do f[#f + 1] = word + 0 end
+  for word in string.gmatch(numbers or raw, '%d+') do f[#f + 1] = word + 0 end
   if #f < 5 then return false end
   -- What follows era depends on the kind.
   return {kind = f[1], n = f[2], ends = f[3], era = f[4], seq = f[5], overrun = f[5], granted = f[6], void = f[6],
-    clamped = f[7], settlement = {unpack(f, 5, 10)}}
+    free = f[1] == LEASE and (f[8] or 0) or f[6], flow = flow, clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
 local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ends without a record
 local uncounted = false -- there was an end without a record
 
--- put_record writes a record, also under an id that find_due was to drop. The arguments after era depend on the kind.
-local function put_record(id, kind, n, ends, era, ...)
-  local words = {kind, n, ends, era, ...}
-  for i = 1, #words do words[i] = format('%d', words[i]) end
-  call('HSET', KEYS[4], id, table.concat(words, ' '))
+-- put_text writes the text of a record, also under an id that find_due was to drop.
+local function put_text(id, ends, text)
+  call('HSET', KEYS[4], id, text)
   call('ZADD', KEYS[5], format('%d', ends), id)
   ended[id] = nil
 end
+
+-- decimals returns integers with a space between.
+local function decimals(...)
+  local words = {...}
+  for i = 1, #words do words[i] = format('%d', words[i]) end
+  return table.concat(words, ' ')
+end
+
+-- put_record writes a record. The arguments after era depend on the kind.
+local function put_record(id, kind, n, ends, era, ...) put_text(id, ends, decimals(kind, n, ends, era, ...)) end
 
 -- Redis deletes a key when its last record is dropped. While a Cluster moves the slot, commands on a deleted key fail.
 -- So records are dropped after others are written, and commands that may run afterwards use try: it answers as pcall

@@ -3,11 +3,14 @@ package flows
 import (
 	"flag"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 var all = flag.Bool("rows", false, "run every row of the table")
@@ -235,4 +238,40 @@ func TestFlowsComeAndGoWithAVersion(t *testing.T) {
 	require.Eventually(t, func() bool { return served() > .95 }, patience, time.Millisecond, "with flows")
 	change(3, "capacity: 1000\nrate: 1000/s")
 	require.Eventually(t, func() bool { return served() < .9 }, patience, time.Millisecond, "without flows again")
+}
+
+// TestTheBucketsOfTemplatesAndPoolsAreDivided has one loud user and twenty quiet ones take from the bucket of a
+// template, and from that of a pool.
+func TestTheBucketsOfTemplatesAndPoolsAreDivided(t *testing.T) {
+	for name, config := range map[string]func(t *testing.T) string{
+		"template": func(*testing.T) string {
+			return "templates:\n  - {prefix: ac, capacity: 300, rate: 300/s, flows: {}}\n"
+		},
+		"pool": func(t *testing.T) string {
+			etcd := testenv.Etcd(t, 1)
+			return fmt.Sprintf("region: here\nelection: {endpoints: [%s]}\npools:\n"+
+				"  - {name: %s, rate: 300/s, capacity: 300, regions: {here: {}}, flows: {}}\n",
+				strings.Join(etcd.Endpoints(), ", "), key)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t, usual)
+			w.write("version: 1\n" + config(t))
+			w.refill()
+			w.refill()
+			first := w.client()
+			require.Eventually(t, func() bool {
+				r, err := first.Take(t.Context(), key, 1)
+				return err == nil && r.OK
+			}, patience, 10*time.Millisecond, "the bucket can be taken from")
+			loud := []*asker{newAsker(w.client(), "loud", 600, 1)}
+			quiet := w.many(20, "quiet-", 10, 1)
+			w.start(loud, quiet)
+			require.Eventually(t, func() bool {
+				sums := measure(2*time.Second, loud, quiet)
+				return sums[1].got > .95*sums[1].asked && sums[0].got+sums[1].got > 270
+			}, patience, time.Millisecond, "without flows each gets a part of what it asks")
+		})
+	}
 }

@@ -47,9 +47,14 @@ func newWorld(t *testing.T, bucket string) *world {
 // configure writes the replicas' configuration.
 func (w *world) configure(version int, bucket string) {
 	w.t.Helper()
-	const format = "version: %d\nlisten: \"127.0.0.1:0\"\nredis: {url: \"redis://%s\"}\nbuckets:\n  - key: %s\n    %s\n"
-	text := fmt.Sprintf(format,
-		version, w.redis.Addr(), key, strings.Join(strings.Split(bucket, "\n"), "\n    "))
+	const format = "version: %d\nbuckets:\n  - key: %s\n    %s\n"
+	w.write(fmt.Sprintf(format, version, key, strings.Join(strings.Split(bucket, "\n"), "\n    ")))
+}
+
+// write writes the replicas' configuration, but for the address of Redis.
+func (w *world) write(text string) {
+	w.t.Helper()
+	text += fmt.Sprintf("listen: \"127.0.0.1:0\"\nredis: {url: \"redis://%s\"}\n", w.redis.Addr())
 	require.NoError(w.t, os.WriteFile(w.config, []byte(text), 0o600))
 }
 

@@ -159,9 +159,11 @@ func (x *TakeRequest) GetRequestId() string {
 
 // Amount is tokens of a bucket.
 type Amount struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	Tokens        *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
+	// As of a take. All amounts of one bucket are for one flow.
+	Flow          *string `protobuf:"bytes,3,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -208,6 +210,13 @@ func (x *Amount) GetTokens() int64 {
 		return *x.Tokens
 	}
 	return 0
+}
+
+func (x *Amount) GetFlow() string {
+	if x != nil && x.Flow != nil {
+		return *x.Flow
+	}
+	return ""
 }
 
 type ReturnRequest struct {
@@ -470,7 +479,9 @@ type ReserveRequest struct {
 	Id      *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
 	Overrun Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
 	// As of a take.
-	Leave         string `protobuf:"bytes,6,opt,name=leave,proto3" json:"leave,omitempty"`
+	Leave string `protobuf:"bytes,6,opt,name=leave,proto3" json:"leave,omitempty"`
+	// As of a take. A settlement gives the flow back what it did not use of its part.
+	Flow          *string `protobuf:"bytes,7,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -543,6 +554,13 @@ func (x *ReserveRequest) GetOverrun() Overrun {
 func (x *ReserveRequest) GetLeave() string {
 	if x != nil {
 		return x.Leave
+	}
+	return ""
+}
+
+func (x *ReserveRequest) GetFlow() string {
+	if x != nil && x.Flow != nil {
+		return *x.Flow
 	}
 	return ""
 }
@@ -1218,11 +1236,13 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"request_id\x18\x05 \x01(\tH\x02R\trequestId\x88\x01\x01B\t\n" +
 	"\a_tokensB\a\n" +
 	"\x05_flowB\r\n" +
-	"\v_request_id\"B\n" +
+	"\v_request_id\"d\n" +
 	"\x06Amount\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
-	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01B\t\n" +
-	"\a_tokens\"a\n" +
+	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x17\n" +
+	"\x04flow\x18\x03 \x01(\tH\x01R\x04flow\x88\x01\x01B\t\n" +
+	"\a_tokensB\a\n" +
+	"\x05_flow\"a\n" +
 	"\rReturnRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12\x16\n" +
@@ -1243,16 +1263,18 @@ const file_refiller_v1_buckets_proto_rawDesc = "" +
 	"\x05leave\x18\x02 \x01(\tR\x05leave\x12\"\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tH\x00R\trequestId\x88\x01\x01B\r\n" +
-	"\v_request_id\"\xd9\x01\n" +
+	"\v_request_id\"\xfb\x01\n" +
 	"\x0eReserveRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x1b\n" +
 	"\x06tokens\x18\x02 \x01(\x03H\x00R\x06tokens\x88\x01\x01\x12+\n" +
 	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\x12\x13\n" +
 	"\x02id\x18\x04 \x01(\tH\x01R\x02id\x88\x01\x01\x12.\n" +
 	"\aoverrun\x18\x05 \x01(\x0e2\x14.refiller.v1.OverrunR\aoverrun\x12\x14\n" +
-	"\x05leave\x18\x06 \x01(\tR\x05leaveB\t\n" +
+	"\x05leave\x18\x06 \x01(\tR\x05leave\x12\x17\n" +
+	"\x04flow\x18\a \x01(\tH\x02R\x04flow\x88\x01\x01B\t\n" +
 	"\a_tokensB\x05\n" +
-	"\x03_id\"S\n" +
+	"\x03_idB\a\n" +
+	"\x05_flow\"S\n" +
 	"\rSettleRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x0e\n" +
 	"\x02id\x18\x02 \x01(\tR\x02id\x12\x17\n" +

@@ -79,16 +79,25 @@ func Options(leave string, flow, requestID *string) ([]fetch.CallOption, error) 
 
 // Flow is for which flow a take is, as a request says it; nothing if flow is nil.
 func Flow(flow *string) ([]fetch.CallOption, error) {
+	name, err := FlowName(flow)
+	if err != nil || flow == nil {
+		return nil, err
+	}
+	return []fetch.CallOption{fetch.WithFlow(name)}, nil
+}
+
+// FlowName is the name of a flow in a request; empty if flow is nil.
+func FlowName(flow *string) (string, error) {
 	if flow == nil {
-		return nil, nil
+		return "", nil
 	}
 	if *flow == "" {
-		return nil, fmt.Errorf("%w: flow: it is empty; want 1 to %d bytes", ErrBadRequest, policy.MaxFlowLen)
+		return "", fmt.Errorf("%w: flow: it is empty; want 1 to %d bytes", ErrBadRequest, policy.MaxFlowLen)
 	}
 	if err := policy.CheckFlow(*flow); err != nil {
-		return nil, fmt.Errorf("%w: flow: %w", ErrBadRequest, err)
+		return "", fmt.Errorf("%w: flow: %w", ErrBadRequest, err)
 	}
-	return []fetch.CallOption{fetch.WithFlow(*flow)}, nil
+	return *flow, nil
 }
 
 // LeaveOption returns the option of a call that must leave l.

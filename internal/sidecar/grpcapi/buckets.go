@@ -39,7 +39,11 @@ func (s *Buckets) Take(ctx context.Context, req *refillerv1.TakeRequest) (*refil
 func (s *Buckets) TakeAll(ctx context.Context, req *refillerv1.TakeAllRequest) (*refillerv1.TakeAllResponse, error) {
 	reqs := make([]fetch.Request, len(req.GetRequests()))
 	for i, one := range req.GetRequests() {
-		reqs[i] = fetch.Request{Key: one.GetKey(), N: tokens(one.Tokens)}
+		flow, err := call.FlowName(one.Flow)
+		if err != nil {
+			return nil, call.GRPCError(err)
+		}
+		reqs[i] = fetch.Request{Key: one.GetKey(), N: tokens(one.Tokens), Flow: flow}
 	}
 	opts, err := call.Options(req.GetLeave(), nil, req.RequestId)
 	if err != nil {
@@ -110,7 +114,7 @@ func (s *Buckets) Reserve(ctx context.Context, req *refillerv1.ReserveRequest) (
 	if !ok {
 		return nil, call.GRPCError(fmt.Errorf("%w: overrun: %d is not known", call.ErrBadRequest, req.GetOverrun()))
 	}
-	opts, err := call.Leave(req.GetLeave())
+	opts, err := call.Options(req.GetLeave(), req.Flow, nil)
 	if err != nil {
 		return nil, call.GRPCError(err)
 	}

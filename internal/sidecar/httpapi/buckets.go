@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// amount is tokens of a bucket: the body of a take of a limit, and a member of a take of several buckets.
+// amount is tokens of a bucket: the body of a take of a limit.
 type amount struct {
 	key    string
 	tokens int64
@@ -66,14 +66,26 @@ func (h *Handler) take(w http.ResponseWriter, r *http.Request) (any, error) {
 
 // takeAllRequest is the body of a take of several buckets.
 type takeAllRequest struct {
-	requests  []*amount
+	requests  []*partRequest
 	leave     string
 	requestID *string // nil: the take has none
 }
 
+// partRequest is a member of a take of several buckets.
+type partRequest struct {
+	amount
+	flow *string // nil: the request names none
+}
+
+func (r *partRequest) fields() fields {
+	f := r.amount.fields()
+	f["flow"] = &r.flow
+	return f
+}
+
 func (r *takeAllRequest) fields() fields {
 	return fields{"leave": &r.leave, "request_id": &r.requestID, "requests": objects(func() fields {
-		r.requests = append(r.requests, new(amount))
+		r.requests = append(r.requests, new(partRequest))
 		return r.requests[len(r.requests)-1].fields()
 	})}
 }
@@ -87,6 +99,10 @@ func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 	reqs := make([]fetch.Request, len(req.requests))
 	for i, one := range req.requests {
 		reqs[i] = fetch.Request{Key: one.key, N: one.tokens}
+		reqs[i].Flow, err = call.FlowName(one.flow)
+		if err != nil {
+			return nil, err
+		}
 	}
 	opts, err := call.Options(req.leave, nil, req.requestID)
 	if err != nil {
@@ -191,7 +207,6 @@ type reserveRequest struct {
 func (r *reserveRequest) fields() fields {
 	r.overrun = overruns[policy.OverrunClamp]
 	f := r.terms.fields()
-	delete(f, "flow") // a reservation is made for no flow
 	f["ttl_ms"] = &r.ttlMS
 	f["id"] = &r.id
 	f["overrun"] = &r.overrun
@@ -211,7 +226,7 @@ func (h *Handler) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
 	if req.ttlMS < 1 || req.ttlMS > longest {
 		return nil, fmt.Errorf("%w: ttl_ms: %d is not from 1 to %d", fetch.ErrInvalidTTL, req.ttlMS, longest)
 	}
-	opts, err := call.Leave(req.leave)
+	opts, err := call.Options(req.leave, req.flow, nil)
 	if err != nil {
 		return nil, err
 	}

@@ -116,10 +116,16 @@ func (d *Division) deny(name string, n int64) {
 	d.Denied[name] += n
 }
 
+// FlowTaking is what became of a run of takes of a flow.
+type FlowTaking struct {
+	policy.RunTaking
+	Free int64 // tokens taken from above the floor, for which the flow paid nothing
+}
+
 // Divided takes runs of tokens, one after the other, from a bucket that is divided. In line, no take of a flow is made
 // behind one of it that doesn't fit. A nil Division, and one that has ended, leave the bucket undivided.
-func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, now int64) []policy.RunTaking {
-	taken := make([]policy.RunTaking, len(runs))
+func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, now int64) []FlowTaking {
+	taken := make([]FlowTaking, len(runs))
 	names := make([]string, len(runs))
 	closed := map[string]bool{}
 	if d != nil && now >= d.Ends {
@@ -129,7 +135,7 @@ func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, 
 		if d == nil {
 			taken[i].Taken = inOrder(b, run.Run, closed[run.Flow])
 		} else {
-			names[i], taken[i].Taken = byRight(b, d, run, closed[run.Flow])
+			names[i], taken[i].Taken, taken[i].Free = byRight(b, d, run, closed[run.Flow])
 		}
 		closed[run.Flow] = closed[run.Flow] || inLine && taken[i].Taken < run.Count
 	}
@@ -156,13 +162,21 @@ func inOrder(b *policy.Bucket, run policy.Run, closed bool) int64 {
 func fits(count, n, tokens int64) int64 { return min(count, max(0, tokens)/n) }
 
 // byRight takes a run of tokens for a flow: while it has a right, or has asked for little in this period, from all that
-// the bucket holds, and then from what it holds above the floor. It returns the name under which the run was counted.
-func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken int64) {
-	keep := leastOf(b, run.Leave)
+// the bucket holds, and then from what it holds above the floor. It returns the name under which the run was counted,
+// how many takes were made, and how many tokens were free.
+func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken, free int64) {
 	name, asked := d.count(run.Flow, run.N*run.Count)
 	if closed {
-		return name, 0
+		return name, 0, 0
 	}
+	taken, free = served(b, d, run, asked-run.N*run.Count)
+	return name, taken, free
+}
+
+// served takes a run of tokens for a flow that asked for some before in this period. It returns how many takes were
+// made, and how many tokens were free.
+func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (taken, free int64) {
+	keep := leastOf(b, run.Leave)
 	r := d.rightOf(run.Flow, d.sizeOf(run.Run))
 	first := int64(0)
 	switch {
@@ -172,12 +186,55 @@ func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (na
 			d.pay(&r, first*run.N)
 		}
 	case r.used == nil:
-		first = fits(d.spared(asked-run.N*run.Count, run.Run), run.N, tokensOf(b)-keep)
+		first = fits(d.spared(before, run.Run), run.N, tokensOf(b)-keep)
 	}
 	add(b, -first*run.N)
 	above := fits(run.Count-first, run.N, tokensOf(b)-max(keep, d.Floor))
 	add(b, -above*run.N)
-	return name, first + above
+	return first + above, above * run.N
+}
+
+// Lend gives a flow's block up to want more tokens. What it is given counts as asked for. The second result is how many
+// of the tokens are free.
+func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, free int64) {
+	want = min(want, max(0, tokensOf(b))/2)
+	if d == nil || want == 0 {
+		add(b, -want)
+		return want, 0
+	}
+	run := policy.FlowRun{Flow: flow, Run: policy.Run{N: 1, Count: want, UpTo: true}}
+	granted, free = served(b, d, run, d.Asked[flow])
+	if granted > 0 {
+		d.count(flow, granted)
+	}
+	return granted, free
+}
+
+// Refuse counts a take of n tokens that is not made, though it may fit: another bucket lacks its tokens.
+func (d *Division) Refuse(flow string, n int64) {
+	name, _ := d.count(flow, n)
+	d.deny(name, n)
+}
+
+// PayBack gives a flow the right to n tokens back, as far as it may save so much.
+func (d *Division) PayBack(flow string, n int64) {
+	r := d.rightOf(flow, 0)
+	if r.used == nil {
+		return
+	}
+	left := d.Clock - *r.used
+	most := saving(d.Span, r.price, n)
+	if left < most {
+		*r.used = d.Clock - min(most, left+int64(math.Floor(float64(float64(n)*r.price)+0.5)))
+	}
+}
+
+// Charge has a flow ask and pay for n tokens that were taken without regard to its right.
+func (d *Division) Charge(flow string, n int64) {
+	d.count(flow, n)
+	if r := d.rightOf(flow, n); r.used != nil {
+		d.pay(&r, n)
+	}
 }
 
 // sizeOf is the size of a take for which a flow saves: one of up to so many tokens gets a part of the floor at least.

@@ -1,0 +1,40 @@
+-- Shared by the scripts that answer a take for a flow; it follows denial and division.
+--
+-- A turn is what is known of a take, or of a run of them, for a flow: flow, narrow and wide, the places among the
+-- fields that were read of the flow and of its teams; n, count and leave as in takes, leave in tokens; field, under
+-- which it was counted, nil for none.
+local SOON = 20 -- the part of an interval after which an overdue plan is read again
+
+-- served counts what is asked for in a turn and makes the takes that fit into a bucket that holds tokens. It returns
+-- the tokens taken, those of them for which the flow pays nothing, and the field under which they count. write_rights
+-- is to follow.
+local function served(use, turn, tokens)
+  local each = max(1, turn.n)
+  local field, before = ask(use, turn.flow, turn.narrow, format('%d', each * turn.count))
+  local made, free = serve(turn.flow, turn.narrow, turn.wide, turn.n, turn.count, turn.leave, before, tokens)
+  return made * each, free * each, field
+end
+
+-- count_refused counts that of what was asked for in a turn some tokens were denied.
+local function count_refused(use, turn, n)
+  if turn.field and n > 0 then call('HINCRBY', use, '/!' .. turn.field, format('%d', n)) end
+end
+
+-- turn_us is how long until a take fits, if no other flow takes any: until the bucket holds it above the floor, or
+-- until it holds it and the flow has a right.
+local function turn_us(turn, s, p, left, now)
+  local each = max(1, turn.n)
+  local within = wait_us(s, p, left, each + turn.leave, now)
+  if within < 0 then return within end
+  local above = wait_us(s, p, left, each + max(turn.leave, reserve), now)
+  local of = right(turn.flow, turn.narrow, turn.wide)
+  local has = of and saved(of, size_of(turn.n, turn.count))
+  local refills = has and has <= 0 and floor(-has / p.interval) + 1 or not has and within == 0 and 1
+  if refills then
+    -- A plan that comes after its refill may be under way: it is asked for soon.
+    local due = advanced() + refills * p.interval - now
+    if due < 1 then due = max(1, floor(p.interval / SOON)) end
+    within = max(within, due)
+  end
+  return above >= 0 and above < within and above or within
+end
