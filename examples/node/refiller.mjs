@@ -24,6 +24,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
  * @typedef {object} Amount
  * @property {string} key
  * @property {number} [tokens]
+ * @property {string} [flow]
  *
  * @typedef {object} TakeLimitRequest
  * @property {string} key
@@ -35,6 +36,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
  * @property {number} [tokens]
  * @property {string} [leave]
  * @property {number} ttl_ms how long the tokens are held at most
+ * @property {string} [flow]
  * @property {string} [id] repeated with it, the reservation is made once
  * @property {'clamp' | 'debt'} [overrun] what becomes of tokens that are used beyond the reservation
  *
@@ -176,10 +178,7 @@ export class Sidecar {
    * @returns {Promise<Result>}
    */
   async take(key, options = {}) {
-    /** @type {TakeRequest} */
-    const request = { key, ...options }
-    if (request.flow === undefined) request.request_id ??= randomUUID() // a take for a flow has no request id
-    const answer = await this.#decide('/v1/take', request, request.request_id !== undefined)
+    const answer = await this.#decide('/v1/take', { key, request_id: randomUUID(), ...options }, true)
     return answer ?? this.#result(key)
   }
 

@@ -27,6 +27,7 @@ from urllib.parse import quote, urlencode, urlsplit
 class Amount(TypedDict):
     key: str
     tokens: NotRequired[int]  # 1 if left out
+    flow: NotRequired[str]
 
 
 class Result(TypedDict):
@@ -182,9 +183,8 @@ class Sidecar:
 
     def take(self, key: str, *, tokens: int = 1, **options: str) -> Result:
         """Takes tokens, all or none. The options are leave, flow and request_id."""
-        if "flow" not in options:  # a take for a flow has no request id
-            options.setdefault("request_id", str(uuid.uuid4()))
-        answer = self._decide("/v1/take", {"key": key, "tokens": tokens, **options}, "request_id" in options)
+        options.setdefault("request_id", str(uuid.uuid4()))
+        answer = self._decide("/v1/take", {"key": key, "tokens": tokens, **options}, True)
         return answer or self._result(key)
 
     def take_all(self, requests: list[Amount], **options: str) -> AllResult:
@@ -207,7 +207,7 @@ class Sidecar:
         return answer or {**self._result(key), "name": name, "wait_ms": 0}
 
     def reserve(self, key: str, *, ttl_ms: int, tokens: int = 1, **options: str) -> Reservation:
-        """Holds tokens for work whose use is known later. The options are leave, id and overrun; no fallback."""
+        """Holds tokens for work whose use is known later. The options are leave, flow, id and overrun; no fallback."""
         options.setdefault("id", str(uuid.uuid4()))
         return self._call("/v1/reserve", {"key": key, "tokens": tokens, "ttl_ms": ttl_ms, **options}, True)
 
