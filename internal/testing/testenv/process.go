@@ -18,10 +18,10 @@ import (
 )
 
 const (
-	// stopTimeout bounds how long a process may take to end after SIGTERM.
-	stopTimeout = 10 * time.Second
-	// readyTimeout bounds how long a server may take to answer. It is generous because the machine may be busy
-	// with other test packages; a server that exits is noticed at once.
+	// stopTimeout bounds how long a process may take to end after SIGTERM. It and readyTimeout are generous because the
+	// machine may be busy with other test packages.
+	stopTimeout = 30 * time.Second
+	// readyTimeout bounds how long a server may take to answer. A server that exits is noticed at once.
 	readyTimeout = 60 * time.Second
 	// pollInterval is the pause between two checks of something that gives no signal.
 	pollInterval = 10 * time.Millisecond

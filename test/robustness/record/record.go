@@ -69,11 +69,17 @@ type Bucket struct {
 	MaxKeys    int    `json:"max_keys,omitempty"`
 }
 
+// Divided reports whether every policy of the bucket divides it among flows.
+func (b Bucket) Divided() bool { return b.each(func(t policy.Terms) bool { return t.Divided }) }
+
 // Strict reports whether every policy of the bucket is strict.
-func (b Bucket) Strict() bool {
+func (b Bucket) Strict() bool { return b.each(func(t policy.Terms) bool { return t.Strict }) }
+
+// each reports whether something is so of every policy of the bucket.
+func (b Bucket) each(so func(policy.Terms) bool) bool {
 	policies, err := b.Policies()
 	for _, t := range policies {
-		if !t.Strict {
+		if !so(t) {
 			return false
 		}
 	}

@@ -41,6 +41,8 @@ var Buckets = []system.Bucket{
 	{Key: "leased", Leased: true, Lines: []string{"capacity: 600, rate: 600/s", "capacity: 500, rate: 500/s"}},
 	{Key: "leased-strictly", Leased: true, Lines: []string{"capacity: 600, rate: 600/s, strict: true"}},
 	{Key: "operated", Operated: true, Lines: []string{"capacity: 400, rate: 200/s", "capacity: 300, rate: 200/s"}},
+	{Key: "divided", Lines: []string{"capacity: 400, rate: 400/s, flows: {}",
+		"capacity: 300, rate: 300/s, flows: {headroom: 30%}"}},
 	{Key: "shadowed", Lines: []string{"capacity: 200, rate: 100/s, shadow: true"}},
 	{Key: "open", Lines: []string{"capacity: 300, rate: 300/s, degraded: open"}},
 	{Key: "local", Lines: []string{"capacity: 300, rate: 300/s, degraded: local"}},
@@ -69,8 +71,8 @@ func Pick(keys ...string) (list []system.Bucket) {
 }
 
 // forOperations are the keys of buckets that exist for what consumers and operators do, rather than for faults.
-var forOperations = []string{"begun-anew", "leased", "leased-strictly", "operated", "shadowed", "open", "local",
-	"user:own", "few:1"}
+var forOperations = []string{"begun-anew", "leased", "leased-strictly", "operated", "divided", "shadowed", "open",
+	"local", "user:own", "few:1"}
 
 // forFaults returns the other buckets.
 func forFaults() []system.Bucket {

@@ -29,15 +29,26 @@ type reservation struct {
 }
 
 // sdk takes through a client of its own.
-type sdk struct{ *fetch.Client }
+type sdk struct {
+	*fetch.Client
+	flow string // for which it takes; empty for none
+}
+
+// with returns the options of a call.
+func (s sdk) with(opts ...fetch.CallOption) []fetch.CallOption {
+	if s.flow != "" {
+		opts = append(opts, fetch.WithFlow(s.flow))
+	}
+	return opts
+}
 
 func (s sdk) take(ctx context.Context, key string, n, leave int64) (fetch.Result, error) {
-	return s.Take(ctx, key, n, fetch.WithLeave(leave))
+	return s.Take(ctx, key, n, s.with(fetch.WithLeave(leave))...)
 }
 
 func (s sdk) reserve(ctx context.Context, key string, n int64, ttl time.Duration,
 	overrun policy.Overrun) (reservation, error) {
-	r, err := s.Reserve(ctx, key, n, ttl, fetch.WithOverrun(overrun))
+	r, err := s.Reserve(ctx, key, n, ttl, s.with(fetch.WithOverrun(overrun))...)
 	if err != nil {
 		return reservation{}, err
 	}
@@ -51,18 +62,35 @@ func (s sdk) reserve(ctx context.Context, key string, n int64, ttl time.Duration
 type sidecar struct {
 	url  string
 	http *http.Client
+	flow string // for which it takes; empty for none
+}
+
+// forFlow takes through the same connections.
+func (s *sidecar) forFlow(flow string) *sidecar { return &sidecar{s.url, s.http, flow} }
+
+// words are those of a request that every take has.
+func (s *sidecar) words(key string, n int64) map[string]any {
+	words := map[string]any{"key": key, "tokens": n}
+	if s.flow != "" {
+		words["flow"] = s.flow
+	}
+	return words
 }
 
 // patient is longer than a call may last in the sidecar.
 const patient = 10 * time.Second
 
 func newSidecar(url string) *sidecar {
-	return &sidecar{url, &http.Client{Timeout: patient, Transport: &http.Transport{MaxIdleConnsPerHost: 64}}}
+	return &sidecar{url: url, http: &http.Client{
+		Timeout: patient, Transport: &http.Transport{MaxIdleConnsPerHost: 64},
+	}}
 }
 
 func (s *sidecar) take(ctx context.Context, key string, n, leave int64) (fetch.Result, error) {
 	var r answer.Result
-	err := s.call(ctx, "take", map[string]any{"key": key, "tokens": n, "leave": fmt.Sprint(leave)}, &r)
+	request := s.words(key, n)
+	request["leave"] = fmt.Sprint(leave)
+	err := s.call(ctx, "take", request, &r)
 	return resultOf(r), err
 }
 
@@ -73,7 +101,8 @@ func (s *sidecar) reserve(ctx context.Context, key string, n int64, ttl time.Dur
 		how = "debt"
 	}
 	var r answer.Reservation
-	request := map[string]any{"key": key, "tokens": n, "ttl_ms": ttl.Milliseconds(), "overrun": how}
+	request := s.words(key, n)
+	request["ttl_ms"], request["overrun"] = ttl.Milliseconds(), how
 	err := s.call(ctx, "reserve", request, &r)
 	if err != nil || r.ID == nil {
 		return reservation{Result: resultOf(r.Result)}, err

@@ -81,7 +81,7 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 			c := &caller{
 				t: t, name: b.Key + "/" + strconv.Itoa(i), key: b.Key, rdb: rdb, rng: rand.New(rand.NewPCG(rng.Uint64(),
 					0)),
-				most: min(1+rng.Int64N(20), fitting(b)),
+				most: min(1+rng.Int64N(20), fitting(b)), pace: cfg.Pace,
 			}
 			if err := t.start(ctx, b, c, i); err != nil {
 				return nil, errors.Join(err, t.Stop())
@@ -91,6 +91,9 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	t.wg.Go(func() { t.sample(ctx) })
 	return t, nil
 }
+
+// loudness is how many callers a bucket's loud flow has, each of which calls so many times as often as others.
+const loudness = 4
 
 // fitting is how many tokens a take may want, so that it fits into half of the bucket under each of its policies.
 func fitting(b record.Bucket) int64 {
@@ -135,9 +138,40 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 		stranger := c.other()
 		t.wg.Go(func() { stranger.invent(ctx, b) })
 	}
+	all := []*caller{c}
+	if b.Divided() {
+		all = c.divide(i)
+	}
+	by, err := t.consumer(b, c)
+	if err != nil {
+		return err
+	}
+	for _, one := range all {
+		t.wg.Go(func() { one.use(ctx, by, b) })
+	}
+	return nil
+}
+
+// divide has the i-th caller of a bucket take for a flow of its own, the first one for a loud one. It returns the
+// callers of the flow.
+func (c *caller) divide(i int) []*caller {
+	c.flow = "quiet-" + strconv.Itoa(i)
+	all := []*caller{c}
+	if i > 0 {
+		return all
+	}
+	c.flow = "loud"
+	c.pace /= loudness
+	for range loudness - 1 {
+		all = append(all, c.other())
+	}
+	return all
+}
+
+// consumer is how a caller of a bucket takes.
+func (t *Traffic) consumer(b record.Bucket, c *caller) (consumer, error) {
 	if t.sidecar != nil {
-		t.wg.Go(func() { c.use(ctx, t.sidecar, b) })
-		return nil
+		return t.sidecar.forFlow(c.flow), nil
 	}
 	// The refills are the replicas' alone.
 	opts := []fetch.Option{fetch.WithTimeout(t.deadline()), fetch.WithRescue(false)}
@@ -146,13 +180,12 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 	}
 	client, err := fetch.New(c.rdb, opts...)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	t.mu.Lock()
 	t.clients = append(t.clients, client)
 	t.mu.Unlock()
-	t.wg.Go(func() { c.use(ctx, sdk{client}, b) })
-	return nil
+	return sdk{client, c.flow}, nil
 }
 
 // other is another caller of the same bucket.
@@ -195,8 +228,10 @@ type caller struct {
 	key  string
 	rdb  redis.UniversalClient
 	rng  *rand.Rand
-	most int64 // tokens of one take
-	held int64 // taken and not given back
+	most int64         // tokens of one take
+	flow string        // for which it takes; empty for none
+	pace time.Duration // mean pause between two calls
+	held int64         // taken and not given back
 }
 
 // mix takes and returns through the scripts themselves, so that each call is one operation upon the bucket.

@@ -21,7 +21,7 @@ const Block = 20
 func (c *caller) use(ctx context.Context, by consumer, b record.Bucket) {
 	lazy := b.Kind == record.Lazy // which has no reservations or request ids
 	own, through := by.(sdk)
-	for c.pause(ctx, c.t.cfg.Pace) {
+	for c.pause(ctx, c.pace) {
 		result := ""
 		switch what := c.rng.IntN(12); {
 		case b.Strict() && what < 6, !lazy && what == 0:
@@ -88,7 +88,7 @@ func (c *caller) takeLeaving(ctx context.Context, by consumer) string {
 
 func (c *caller) takeUpTo(ctx context.Context, by sdk) string {
 	op := c.begin(record.UpTo, c.most)
-	r, err := by.TakeUpTo(context.WithoutCancel(ctx), c.key, c.most)
+	r, err := by.TakeUpTo(context.WithoutCancel(ctx), c.key, c.most, by.with()...)
 	c.answered(&op, r, err)
 	c.t.ops.Add(op)
 	return op.Result
@@ -100,7 +100,7 @@ func (c *caller) takeTwice(ctx context.Context, by sdk) (result string) {
 	for range 2 {
 		op := c.begin(record.Take, c.most)
 		op.Request = id
-		r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most, fetch.WithRequestID(id))
+		r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most, by.with(fetch.WithRequestID(id))...)
 		c.answered(&op, r, err)
 		c.t.ops.Add(op)
 		result = op.Result
@@ -111,7 +111,7 @@ func (c *caller) takeTwice(ctx context.Context, by sdk) (result string) {
 // takeAndUndo takes and gives all of it back to the era of the take.
 func (c *caller) takeAndUndo(ctx context.Context, by sdk) string {
 	op := c.begin(record.Take, c.most)
-	r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most)
+	r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most, by.with()...)
 	c.answered(&op, r, err)
 	c.t.ops.Add(op)
 	if op.Taken == 0 {
@@ -143,7 +143,7 @@ func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 	separate := cluster && lua.Slot(keys[0]) != lua.Slot(keys[len(keys)-1])
 	began := c.begin(record.Take, reqs[0].N)
 	began.All = true
-	all, err := by.TakeAll(context.WithoutCancel(ctx), reqs)
+	all, err := by.TakeAll(context.WithoutCancel(ctx), reqs, by.with()...)
 	result := ""
 	for i, key := range keys {
 		op := began

@@ -167,10 +167,13 @@ func (h *bucketHistory) checkSubstance(r *Result) {
 	}
 	writes := len(h.writes)
 	least := 10
+	if h.bucket.Kind == record.Refilled {
+		least = 4 // it is refilled only while it isn't full
+	}
 	if h.throughSDK() {
 		writes += h.hidden // consumers' own
 		if h.bucket.Kind == record.Refilled {
-			least = 1 // it is refilled only while it isn't full
+			least = 1
 		}
 	}
 	if taken == 0 || h.bucket.Kind != record.Lazy && (writes < least || len(h.samples) < 10) {

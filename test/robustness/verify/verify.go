@@ -35,6 +35,7 @@ const (
 	Leave      = "leave"      // a take leaves what it is to leave
 	Degraded   = "degraded"   // while a server doesn't answer, takes are answered as the degraded mode says
 	Shadow     = "shadow"     // a bucket in shadow mode denies nothing
+	Fair       = "fair"       // a divided bucket gives each flow its part, whatever the others ask for
 	Keys       = "keys"       // a template has no more buckets than its max_keys
 )
 
@@ -124,6 +125,7 @@ func (h *bucketHistory) check(r *Result) {
 	h.checkWindow(r)
 	h.checkAnswers(r)
 	h.checkDegraded(r)
+	h.checkFair(r)
 	h.checkKeys(r)
 	if h.bucket.Kind == record.Lazy {
 		return // no replica refills it, and nothing of it is known but the replies to its takes
