@@ -59,6 +59,9 @@ KILLS ?= 100
 # What `make scale` measures: see test/scale/README.md.
 SCALE ?= -templates 1000,10000,100000,1000000
 
+# Drained budgets that it measures.
+BUDGETS ?= 1000000
+
 # Mutants of scripts that `make mutants` runs: an expression for their names, such as ^shared/credit.
 MUTANTS ?= .
 
@@ -163,10 +166,11 @@ failover: ## Ends the active replica KILLS times in each mode, and a Cluster's m
 	go test -count=1 -timeout 0 -v -run 'TestFailover|TestMasterFailover' ./test/robustness -args -kills $(KILLS)
 
 .PHONY: scale
-scale: ## What very many buckets cost (SCALE, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
+scale: ## What very many buckets and budgets cost (SCALE, BUDGETS, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
 	@scripts/require.sh go redis
 	@mkdir -p $(BIN)
 	go test -v -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
+	go test -v -count=1 -timeout 0 -run TestBudgets ./test/scale -args -budgets $(BUDGETS) -period 3m
 	go -C bench run ./scalechart $(CURDIR)/$(BIN)/scale.json $(CURDIR)/$(BIN)/scale.svg
 
 .PHONY: fuzz

@@ -16,21 +16,18 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-var budgets = flag.Int("budgets", 300, "how many drained budgets TestBudgets has")
-
-// period is the time between two steps of the budgets. They are drained after a step, measured until the next one
-// comes, and then taken from.
-const period = 10 * time.Minute
+var (
+	budgets = flag.Int("budgets", 300, "how many drained budgets TestBudgets has")
+	// They are drained after a step, measured until the next one comes, and then taken from.
+	period = flag.Duration("period", 4*time.Second, "time between two steps of the budgets")
+)
 
 // TestBudgets measures what drained budgets cost between two steps, and how takes find the step: so many takes at once
 // as many goroutines make, each the first from its budget, and paced takes beside them.
 func TestBudgets(t *testing.T) {
 	const workers = 128
 	s := startStore(t, false)
-	every := period
-	if *budgets <= 1000 {
-		every = 4 * time.Second
-	}
+	every := *period
 	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nlisten: 127.0.0.1:0\n"+
 		"templates:\n  - {prefix: %q, every: %s, tokens: 100, capacity: 100}\n", s.url, prefix, every)
 	r := startReplica(t, "refiller", config)

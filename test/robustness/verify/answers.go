@@ -62,7 +62,9 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 		if op.Fallback > 0 {
 			admitted = append(admitted, op)
 		}
-		if open && known[op.Client] && op.Result == record.Unknown && strings.Contains(op.Error, "unavailable") {
+		// A take that had no time left for another round trip, after the bucket was lost, shows no outage.
+		away := strings.Contains(op.Error, "unavailable") && !strings.Contains(op.Error, "too short for a round trip")
+		if open && known[op.Client] && op.Result == record.Unknown && away {
 			r.violate(Degraded, h.bucket.Key, "mode open: %s of %s is an error: %s", op.Kind, op.Client, op.Error)
 		}
 		known[op.Client] = known[op.Client] || op.Result == record.Done
