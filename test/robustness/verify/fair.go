@@ -39,7 +39,8 @@ func (h *bucketHistory) checkFair(r *Result) {
 // checkParts requires that in a span each client gets three quarters of its max-min part of what all of them got. In
 // the order of arrival a quiet client would get less, since a loud one calls more often.
 func (h *bucketHistory) checkParts(r *Result, from, to int64) {
-	asked, got, all := map[string]int64{}, map[string]int64{}, int64(0)
+	asked, got := map[string]int64{}, map[string]int64{}
+	all := int64(0)
 	for _, op := range h.ops {
 		if op.Call < from || op.Return > to || op.Kind == record.Return || op.Kind == record.Settle || op.Kind == record.Lapse {
 			continue
