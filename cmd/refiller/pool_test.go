@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -73,12 +74,16 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Less(t, eu.Age, 12.0)
 	require.False(t, us.Reported)
 
-	code, stdout, stderr := runWith(t, nil, "pool", "status", "-c", path)
-	require.Zero(t, code, stderr)
+	var code int
+	var stdout, stderr string
+	renewed := regexp.MustCompile(`(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`)
+	require.Eventually(t, func() bool {
+		code, stdout, stderr = runWith(t, nil, "pool", "status", "-c", path)
+		return code == 0 && renewed.MatchString(stdout)
+	}, 30*time.Second, 50*time.Millisecond, "for a moment after each offer eu has yet to acknowledge it")
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
 	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; `+
 		`at most 150/s in use, or more until grants of before end`, stdout)
-	require.Regexp(t, `(?m)^eu +100/s +100/s .* renewed \d\.\d s ago$`, stdout)
 	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +has not reported: may have a grant of before$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
