@@ -10,13 +10,16 @@ import (
 )
 
 const (
-	// settles is how long after a fault, or the start, a bucket may still serve its takes in the order in which they come.
+	// settles is how long after a fault, or the start, a bucket may still serve takes as they come.
 	settles = 2 * time.Second
 	// judged is the shortest span whose takes are counted.
 	judged = 2 * time.Second
 	// awake is the longest time between two samples of a machine that is not too busy to judge by.
 	awake = 400 * time.Millisecond
 )
+
+// endings are operations that ask for nothing.
+var endings = []string{record.Return, record.Settle, record.Lapse}
 
 // checkFair counts what each client of a divided bucket, which is a flow, gets of what it asks for while nothing is
 // wrong.
@@ -42,7 +45,7 @@ func (h *bucketHistory) checkParts(r *Result, from, to int64) {
 	asked, got := map[string]int64{}, map[string]int64{}
 	all := int64(0)
 	for _, op := range h.ops {
-		if op.Call < from || op.Return > to || op.Kind == record.Return || op.Kind == record.Settle || op.Kind == record.Lapse {
+		if op.Call < from || op.Return > to || slices.Contains(endings, op.Kind) {
 			continue
 		}
 		asked[op.Client] += op.N
