@@ -303,7 +303,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 	const rate = 400
 	served := false
-	for tries := 0; !served && tries < 3; tries++ { // others may have the machine for a while
+	for tries := 0; !served && tries < 6; tries++ { // others may have the machine for a while
 		o := freeze(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithTimeout(500*time.Millisecond))
 		t.Logf("%+v", o)
 		due := rate * o.stopped.Seconds()

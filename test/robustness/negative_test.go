@@ -72,9 +72,6 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			{Old: "    if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end\n    if first > 0",
 				New: "    if first > 0"},
 		}}, nil, divided, nil, []string{verify.Stock, verify.Window}},
-		{"rights of flows", mutate.Script{Name: "flows", Edits: []mutate.Edit{
-			{Old: "local divided, err = read_division(flows, ARGV, first, at)", New: "local divided, err"},
-		}}, nil, divided, nil, []string{verify.Fair}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			t.Parallel()

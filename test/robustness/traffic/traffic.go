@@ -95,6 +95,9 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 // loudness is how many callers a bucket's loud flow has, each of which calls so many times as often as others.
 const loudness = 4
 
+// quietTokens is how many tokens the others take at a time.
+const quietTokens = 10
+
 // fitting is how many tokens a take may want, so that it fits into half of the bucket under each of its policies.
 func fitting(b record.Bucket) int64 {
 	most := int64(math.MaxInt64)
@@ -153,14 +156,16 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 }
 
 // divide has the i-th caller of a bucket take for a flow of its own, the first one for a loud one. It returns the
-// callers of the flow.
+// callers of the flow. The loud one takes single tokens, which in the order of arrival leave too few for the others.
 func (c *caller) divide(i int) []*caller {
 	c.flow = "quiet-" + strconv.Itoa(i)
+	c.most = quietTokens
 	all := []*caller{c}
 	if i > 0 {
 		return all
 	}
 	c.flow = "loud"
+	c.most = 1
 	c.pace /= loudness
 	for range loudness - 1 {
 		all = append(all, c.other())

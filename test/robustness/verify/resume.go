@@ -155,7 +155,8 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
 	gap, interval := h.usualGap(f.Start, f.End)
 	before, _ := h.usualGap(f.Start-(f.End-f.Start), f.Start)
-	if most := max(interval, before) * 3 / 2; gap > most {
+	slow := h.sampleGap(f.Start, f.End).Microseconds()
+	if most := max(interval, before, slow) * 3 / 2; gap > most {
 		r.violate(Neighbours, h.bucket.Key,
 			"beside a forbidden bucket every other refill came after %dµs or more, before after %dµs; the interval is %dµs",
 			gap, before, interval)

@@ -318,6 +318,24 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 	}
 }
 
+func TestAStarvedFlowIsNoticed(t *testing.T) {
+	t.Parallel()
+	p := smooth
+	p.Flows = &policy.Flows{Headroom: 10, Most: 100}
+	s := simulate(t, p)
+	s.Faults = nil
+	for i := range s.Ops {
+		s.Ops[i].Client = []string{"quiet", "loud"}[i%2]
+	}
+	require.NotContains(t, s.judge(t).Broken(), verify.Fair)
+	for i := range s.Ops {
+		if i%2 == 0 && i%16 > 0 {
+			s.Ops[i].Result, s.Ops[i].Taken = record.Denied, 0
+		}
+	}
+	require.Contains(t, s.judge(t).Broken(), verify.Fair)
+}
+
 // TestWhatTheRecordDoesNotReachIsNotJudged has a fault end so shortly before the record does that refills may go on
 // afterwards.
 func TestWhatTheRecordDoesNotReachIsNotJudged(t *testing.T) {
