@@ -27,10 +27,10 @@ TEST_PROCS ?= 3
 # Per test program: on a machine that is busy with others, too, the longest one takes three times as long.
 TEST_TIMEOUT ?= 20m
 
-# All builds have these in common with the image's, so that each package is compiled once. With -trimpath a program doesn't
-# know where Go's time zones are, unless ZONEINFO says so.
+# All builds have these in common with the image's, so that each package is compiled once. With -trimpath a program
+# doesn't know where Go's time zones are, unless ZONEINFO says so.
 export CGO_ENABLED := 0
-export GOFLAGS := $(GOFLAGS) -trimpath
+export GOFLAGS := $(filter-out -trimpath,$(GOFLAGS)) -trimpath
 export ZONEINFO ?= $(shell go env GOROOT)/lib/time/zoneinfo.zip
 
 # Vet runs once, before. Without the debugger's tables (-w) programs are linked sooner.

@@ -340,7 +340,7 @@ func (p *part) open() error {
 	errs := make([]error, len(p.demands))
 	var wg sync.WaitGroup
 	for i, d := range p.demands {
-		if _, ok := d.kind.(*refilled); ok {
+		if ofTemplate(d.kind) {
 			wg.Go(func() { errs[i] = d.kind.open(d.task, 0) })
 		}
 	}

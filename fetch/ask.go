@@ -98,7 +98,7 @@ func (g *group) fits(a *ask) bool {
 // byFlows returns the takes that the group asks of its bucket's flows.
 func (g *group) byFlows() lua.FlowTakes {
 	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
-	if _, ok := g.kind.(*refilled); ok && !g.opened {
+	if ofTemplate(g.kind) && !g.opened {
 		takes.Below = g.info.limit()
 	}
 	for i, run := range g.runs {

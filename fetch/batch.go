@@ -159,8 +159,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
-		_, ofTemplate := g.kind.(*refilled)
-		g.unopen = g.byFlow && ofTemplate && (g.info.terms == nil || g.kind.outdated(g.info))
+		g.unopen = g.byFlow && ofTemplate(g.kind) && (g.info.terms == nil || g.kind.outdated(g.info))
 		g.part, g.isolated = part, r.Body.bucket.refused.holds(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
 		g.narrow = t.c.nodes.moving(g.slot).holds(time.Now())
@@ -467,9 +466,8 @@ func (t *trip) open(g *group, reply *lua.TakesReply) {
 // unopened reports whether the bucket of a group that was asked by its flows is a template's and is to be opened first:
 // it is missing or full. One that is missing although it was opened is asked without regard to flows.
 func (g *group) unopened(reply *lua.TakesReply) bool {
-	_, ofTemplate := g.kind.(*refilled)
 	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
-	if !ofTemplate || !missing && !reply.Missed {
+	if !ofTemplate(g.kind) || !missing && !reply.Missed {
 		return false
 	}
 	g.unopen = !g.opened

@@ -16,7 +16,7 @@ import (
 // returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf returns why). There is
 // no degraded mode of Return.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, Result{}, false, opts)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
 
 // Undo gives back the tokens of r, the result of a take or a Wait, to the era of the bucket from which they came
@@ -30,7 +30,7 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), r, true, nil)
+	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r, nil)
 }
 
 // UndoAll gives back the tokens of all, the result of a TakeAll: for each of its requests those that Undo would, all at
@@ -54,22 +54,25 @@ func (c *Client) moreTokens(key string) {
 	}
 }
 
-// putBack makes a call that returns its tokens, if there are any: if known, to the era in which a result took them,
-// with the right that its flow paid; otherwise to any era.
-func (c *Client) putBack(ctx context.Context, call Call, amount int64, r Result, known bool, opts []CallOption) error {
+// putBack makes a call that returns its tokens, if there are any: those of a result to its era, with the right that its
+// flow paid; without one to any era.
+func (c *Client) putBack(ctx context.Context, call Call, amount int64, of *Result, opts []CallOption) error {
 	_, err := c.call(ctx, call, amount, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		key, n := call.Key, call.Tokens
 		if n == 0 {
 			return Result{OK: true}, nil
 		}
 		t := c.begin(budgetOf(ctx, cfg), key)
-		if known && !t.kind.has(r.Era) { // the template was enforced in another way: the tokens are of no bucket
+		if of != nil && !t.kind.has(of.Era) { // the template was enforced in another way: the tokens are of no bucket
 			c.stats.clamped.Add(n)
 			return Result{OK: true}, nil
 		}
-		back := lua.ReturnCall{N: n, Era: r.Era}
-		if r.paid != nil {
-			back.Flow, back.Paid = r.paid.flow, min(n, r.paid.tokens)
+		back := lua.ReturnCall{N: n}
+		if of != nil {
+			back.Era = of.Era
+		}
+		if of != nil && of.paid != nil {
+			back.Flow, back.Paid = of.paid.flow, min(n, of.paid.tokens)
 		}
 		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, back) })
 		c.moreTokens(key)

@@ -71,6 +71,12 @@ func (r *refilled) takes(g *group) lua.Takes {
 		Schedule: g.schedule, Swept: g.swept}
 }
 
+// ofTemplate reports whether k is that of a refilled template's buckets, which may be missing since they are full.
+func ofTemplate(k kind) bool {
+	_, yes := k.(*refilled)
+	return yes
+}
+
 // asBudget returns k if it is that of budgets; nil otherwise.
 func asBudget(k kind) *refilled {
 	if r, ok := k.(*refilled); ok && r.rule.Terms.Budget() {

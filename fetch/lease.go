@@ -186,8 +186,8 @@ func newLeases(c *Client) *leases {
 
 func (ls *leases) now() time.Duration { return time.Since(ls.began) }
 
-// draw takes as many tokens of the block of the bucket, or of a flow, as there are, from least up to n. If few are left
-// it returns the block, which the caller is to signal: after it has asked the bucket for more, if it does.
+// takeLocal takes as many tokens of the block of the bucket, or of a flow, as there are, from least up to n. If few are
+// left it returns the block, which the caller is to signal: after it has asked the bucket for more, if it does.
 func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Result, *block) {
 	blk := b.blockOf(flow)
 	if blk == nil {

@@ -182,7 +182,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	return Settlement{reply.Settlement, max(0, reply.Remaining), reply.Again}, nil
 }
 
-// settleBy settles a reservation of a bucket of which so much is known.
+// settleBy settles a reservation of a bucket, in one call if what is known of its flows is right.
 func settleBy(ctx context.Context, by lua.Client, i *info, key, id string, used int64) (lua.SettleReply, error) {
 	if i.divided() {
 		return lua.SettleDivided(ctx, by, key, id, used)

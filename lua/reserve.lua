@@ -46,10 +46,7 @@ local keep = least(ARGV[5], p.capacity)
 local fits, free = tokens - keep >= n, 0
 if turn then
   local made
-  turn.n = n
-  turn.count = 1
-  turn.leave = keep
-  made, free, turn.field = served(KEYS[7], turn, tokens)
+  made, free = served(KEYS[7], turn, n, 1, keep, tokens)
   fits = made == n
 end
 if not fits then

@@ -76,10 +76,7 @@ local function try_flow(at)
   local turn = read_flow(KEYS[at.flows], at.flow)
   if not turn then return turn ~= false end
   local made
-  turn.n = at.n
-  turn.count = 1
-  turn.leave = at.keep
-  made, at.free, turn.field = served(at.use, turn, at.tokens)
+  made, at.free = served(at.use, turn, at.n, 1, at.keep, at.tokens)
   at.fits = made == at.n
   at.turn = turn
   at.rights = changed_rights()

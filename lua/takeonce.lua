@@ -49,10 +49,7 @@ if tokens - keep < take then take = 0 end
 local turn = KEYS[4] and read_flow(KEYS[4], ARGV[5])
 if turn == false then return {3, 4} end
 if turn then
-  turn.n = ARGV[1] + 0
-  turn.count = ARGV[2] + 0
-  turn.leave = keep
-  take, free, turn.field = served(KEYS[5], turn, tokens)
+  take, free = served(KEYS[5], turn, ARGV[1] + 0, ARGV[2] + 0, keep, tokens)
   count_refused(KEYS[5], turn, n - take)
 end
 if take < 1 then

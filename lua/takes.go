@@ -388,7 +388,7 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	reply.Refilled = Refilled{Version: policy.Version{Era: r.next(), Index: r.next()}, Last: r.next(), Now: now}
 	reply.Till = r.next()
 	reply.Terms = readTerms(r)
-	reply.readRuns(r, len(b.Runs), func(i int) int64 { return b.Runs[i].Count })
+	reply.readRuns(r, b.Runs)
 	return reply
 }
 
@@ -403,16 +403,16 @@ func readTerms(r *integerReply) *policy.Terms {
 	return &terms
 }
 
-// readRuns reads what became of n runs, of which each has a count of takes.
-func (t *TakesReply) readRuns(r *integerReply, n int, count func(i int) int64) {
-	for i := range n {
+// readRuns reads what became of runs.
+func (t *TakesReply) readRuns(r *integerReply, runs []policy.Run) {
+	for i, run := range runs {
 		taken, wait := r.next(), r.next()
-		r.bad = r.bad || taken < 0 || taken > count(i)
-		if taken < count(i) && t.OK {
+		r.bad = r.bad || taken < 0 || taken > run.Count
+		if taken < run.Count && t.OK {
 			t.OK = false
-			t.Runs = make([]RunReply, n)
+			t.Runs = make([]RunReply, len(runs))
 			for k := range i {
-				t.Runs[k].Taken = count(k)
+				t.Runs[k].Taken = runs[k].Count
 			}
 		}
 		if !t.OK {

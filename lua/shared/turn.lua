@@ -5,14 +5,17 @@
 -- which it was counted, nil for none.
 local SOON = 20 -- the part of an interval after which an overdue plan is read again
 
--- served counts what is asked for in a turn and makes the takes that fit into a bucket that holds tokens. It returns
--- the tokens taken, those of them for which the flow pays nothing, and the field under which they count. write_rights
--- is to follow.
-local function served(use, turn, tokens)
-  local each = max(1, turn.n)
-  local field, before = ask(use, turn.flow, turn.narrow, format('%d', each * turn.count))
-  local made, free = serve(turn.flow, turn.narrow, turn.wide, turn.n, turn.count, turn.leave, before, tokens)
-  return made * each, free * each, field
+-- served counts what is asked for in the turn of a flow and makes the takes that fit into a bucket that holds tokens.
+-- It returns the tokens taken, and those of them for which the flow pays nothing. write_rights is to follow.
+local function served(use, turn, n, count, leave, tokens)
+  turn.n = n
+  turn.count = count
+  turn.leave = leave
+  local each = max(1, n)
+  local field, before = ask(use, turn.flow, turn.narrow, format('%d', each * count))
+  turn.field = field
+  local made, free = serve(turn.flow, turn.narrow, turn.wide, n, count, leave, before, tokens)
+  return made * each, free * each
 end
 
 -- count_refused counts that of what was asked for in a turn some tokens were denied.

@@ -92,7 +92,7 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	return t, nil
 }
 
-// loudness is how many callers a bucket's loud flow has, each of which calls so many times as often as others.
+// loudness is the number of callers of a bucket's loud flow, and how often each calls while another flow calls once.
 const loudness = 4
 
 // quietTokens is how many tokens the others take at a time.
