@@ -460,8 +460,11 @@ func TestOneCallFindsOutThatASlotMoves(t *testing.T) {
 			template := c.templates.set.Load().Of(b.key)
 			_, err = lua.SetOverride(ctx, rdb, b.key, hourly(5).Terms(policy.Fence{}), template.Terms, template.Enforce)
 			require.NoError(t, err)
-			r, err = c.Take(ctx, b.key, 5)
-			require.NoError(t, err)
+			for _, ok := range []bool{true, false} { // a denial always has the policy in force
+				r, err = c.Take(ctx, b.key, 5)
+				require.NoError(t, err)
+				require.Equal(t, ok, r.OK)
+			}
 			require.EqualValues(t, 5, r.Limit)
 		})
 	}

@@ -73,18 +73,17 @@ func (b *Bucket) Reserve(
 	_, lost := b.end(sweptBeside, now)
 	least := leastOf(&b.Bucket, leave)
 	if tokensOf(&b.Bucket)-least < n {
+		if swept {
+			b.countEnded(lost)
+		}
 		return policy.Taking{Known: true, Tokens: tokensOf(&b.Bucket), Wait: b.Wait(n+least, now)}, HeldDone
 	}
 	add(&b.Bucket, -n)
 	s.Outstanding += n
 	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
-	switch {
-	case lost: // the new record may replace an end without one
-		b.recount()
-		fallthrough
-	case swept:
-		b.findDue()
-	case s.Due == 0 || now+ttl < s.Due:
+	if swept { // the new record may replace an end without one
+		b.countEnded(lost)
+	} else if s.Due == 0 || now+ttl < s.Due {
 		s.Due = now + ttl
 	}
 	return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
@@ -179,11 +178,14 @@ func (b *Bucket) Sweep(most int, now int64) policy.Swept {
 }
 
 func (b *Bucket) sweep(most int, now int64) policy.Swept {
-	sum, _ := b.end(most, now)
+	sum, lost := b.end(most, now)
+	if b.Control.Due > 0 && b.Control.Due <= now {
+		b.countEnded(lost)
+	}
 	return sum
 }
 
-// end is sweep. It also reports whether an end without a record was dropped.
+// end ends records whose time is over. It reports whether an end without a record was dropped. countEnded is to follow.
 func (b *Bucket) end(most int, now int64) (sum policy.Swept, lost bool) {
 	s := b.Control
 	if s.Due == 0 || s.Due > now {
@@ -209,11 +211,15 @@ func (b *Bucket) end(most int, now int64) (sum policy.Swept, lost bool) {
 		lost = lost || !there
 		b.drop(id)
 	}
+	return sum, lost
+}
+
+// countEnded counts and finds the first end after records have ended.
+func (b *Bucket) countEnded(lost bool) {
 	if lost {
 		b.recount()
 	}
 	b.findDue()
-	return sum, lost
 }
 
 // restore counts what is outstanding if the state doesn't know when the first record ends: the state or the ends were
