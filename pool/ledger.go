@@ -18,6 +18,7 @@ type ledger struct {
 	name     string
 	pool     *Pool // nil once it has left the configuration
 	open     bool  // every region has acknowledged terms here: more than floors is lent
+	doubted  bool  // it is open by the records of an etcd that may have been left for another one
 	unit     unit
 	parts    map[string]part // of the regions in the configuration
 	accounts map[string]*account
@@ -81,10 +82,8 @@ func (l *ledger) configure(p *Pool) {
 		if part, configured := l.parts[region]; !configured {
 			a.since, a.joined = 0, false
 		} else if a.since != part.since {
-			a.since, a.joined = part.since, false
-			for i := range a.offers {
-				a.offers[i].old = true
-			}
+			a.since = part.since
+			a.forget()
 		}
 		joined = joined || a.joined
 		a.demand.level *= float64(l.unit.per) / float64(before.per)
@@ -108,7 +107,8 @@ func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.
 	a := l.account(region)
 	a.recorded = g.terms
 	if _, configured := l.parts[region]; configured && g.since == a.since {
-		a.joined, l.open = a.joined || g.joined, l.open || g.open
+		a.joined, l.doubted = a.joined || g.joined, l.doubted || g.open && !l.open
+		l.open = l.open || g.open
 	}
 	if era := g.terms[0].GrantEra; a.eraAt.IsZero() && era != 0 {
 		a.era, a.eraAt = era, now

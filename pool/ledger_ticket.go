@@ -34,6 +34,9 @@ func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, 
 		foreign = l.isForeign(region, a, t)
 		a.shown = claimOf(t, foreign, timing, now)
 	}
+	if live {
+		l.continues(a, t)
+	}
 	if live || !a.reported.IsZero() {
 		a.recordLive(timing, now)
 	}

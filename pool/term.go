@@ -41,6 +41,7 @@ type term struct {
 	able   time.Time     // when etcd last took what was to be written, or there was nothing
 	logged string        // the last bad record
 	large  string        // the last region whose share was too large
+	closed bool          // a pool was closed whose grants had ended
 }
 
 func newTerm(c *Coordinator, l leadership) *term {
@@ -150,7 +151,9 @@ func (t *term) plan(now time.Time) {
 		}
 		plans++
 		plan := l.plan
-		if frozen {
+		if l.doubted {
+			plan = t.judge(l)
+		} else if frozen {
 			plan = l.renew
 		}
 		for _, region := range plan(m) {

@@ -1,0 +1,106 @@
+package pool
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// loseHome has eu and the etcd of this world fail, and moves the other regions to another etcd, where eu is fenced. It
+// returns the world of that etcd.
+func (w *world) loseHome() *world {
+	w.set0(func() { w.etcdDown, w.servers["eu"].down = true, true })
+	for _, p := range w.of("") {
+		p.kill()
+	}
+	other := w.beside()
+	for _, region := range []string{"ap", "us"} {
+		for _, n := range []string{"0", "1"} {
+			other.startProc(region, region+"-moved"+n)
+		}
+	}
+	time.Sleep(5 * time.Second)
+	_, err := other.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
+	require.NoError(w.t, err)
+	time.Sleep(40 * time.Second)
+	near(w.t, map[string]float64{"ap": 500, "us": 500}, w.rates())
+	return other
+}
+
+// homeReturns brings eu back with the old etcd. Its floor comes on top of the rate, since it is fenced in the other one.
+func (w *world) homeReturns() {
+	w.set0(func() {
+		w.extra, w.slack = 100, 2000
+		w.etcdDown, w.servers["eu"].down = false, false
+	})
+	w.startProc("eu", "eu-back0")
+	w.startProc("eu", "eu-back1")
+}
+
+// A region was lost with its etcd and fenced, and the others use another etcd now. When it comes back with the old one,
+// it gets its floor from it, whichever replica coordinates, until it is configured with the other one.
+func TestAnOldEtcdThatComesBackLendsNothing(t *testing.T) {
+	for name, between := range map[string]func(w *world){
+		"WithItsRedis": func(*world) {},
+		"WithAnEmptyRedis": func(w *world) {
+			w.set0(func() { w.servers["eu"].bucket = policy.Bucket{} })
+		},
+		"RedisComesLater": func(w *world) {
+			w.set0(func() { w.servers["eu"].down = true })
+			time.Sleep(time.Minute)
+			w.set0(func() { w.servers["eu"].down = false })
+		},
+		"WithSeveralTerms": func(w *world) {
+			for range 4 {
+				for w.whoLeads() == nil {
+					time.Sleep(100 * time.Millisecond)
+				}
+				time.Sleep(1500 * time.Millisecond)
+				w.killTheLeader()
+				w.startProc("eu", "eu-again")
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inWorld(t, func(t *testing.T, w *world) {
+				other := w.loseHome()
+				w.homeReturns()
+				between(w)
+				for range 2 {
+					time.Sleep(40 * time.Second)
+					near(t, map[string]float64{"ap": 500, "eu": 100, "us": 500}, w.rates())
+					require.Equal(t, []string{"ap", "us"}, w.status().Waits)
+					w.killTheLeader()
+					w.startProc("eu", "eu-third")
+				}
+				for _, p := range w.of("eu") {
+					p.kill()
+				}
+				other.startProc("eu", "eu-moved0")
+				_, err := other.of("us")[0].commit(t.Context(), leadership{}, []write{{key: fenceKeys + "eu",
+					seen: other.keys[fenceKeys+"eu"].revision, remove: true}})
+				require.NoError(t, err)
+				time.Sleep(40 * time.Second)
+				near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
+			})
+		})
+	}
+}
+
+// etcd was unavailable for longer than grants last. The pool lends again once every region has reported.
+func TestAPoolLendsAgainAfterALongOutageOfEtcd(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.set0(func() { w.etcdDown = true })
+		time.Sleep(time.Minute)
+		w.cutEtcd("us")
+		w.set0(func() { w.etcdDown = false })
+		time.Sleep(40 * time.Second)
+		near(t, map[string]float64{"ap": 50, "eu": 100, "us": 50}, w.rates())
+		require.Equal(t, []string{"us"}, w.status().Waits)
+		w.mendEtcd("us")
+		w.until(map[string]float64{"ap": 250, "eu": 500, "us": 250})
+	})
+}
