@@ -52,7 +52,7 @@ func TestAnOldEtcdThatComesBackLendsNothing(t *testing.T) {
 			w.set0(func() { w.servers["eu"].down = false })
 		},
 		"WithSeveralTerms": func(w *world) {
-			var before *proc
+			before := w.whoLeads() // before the etcd failed
 			for range 4 {
 				before = w.leads(before)
 				time.Sleep(1500 * time.Millisecond)

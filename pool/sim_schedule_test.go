@@ -389,13 +389,14 @@ func oneRegionStaysPlain(w *world) {
 	time.Sleep(30 * time.Second)
 }
 
-// restoreWhileCutOff restores etcd from a time before a region that is cut off got nearly everything.
+// restoreWhileCutOff restores etcd from a time before a region that is cut off got nearly everything. Grants of that
+// time have not ended, so the pool stays open.
 func restoreWhileCutOff(w *world) {
 	w.demands(map[string]float64{"ap": 5000, "eu": 0, "us": 0})
 	time.Sleep(15 * time.Second)
 	s := w.snapshot()
 	w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 5000})
-	time.Sleep(25*time.Second + time.Duration(w.rng.Int64N(int64(3*time.Second))))
+	time.Sleep(7*time.Second + time.Duration(w.rng.Int64N(int64(3*time.Second))))
 	for _, p := range w.of("us") {
 		p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 	}
