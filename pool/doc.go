@@ -51,6 +51,8 @@
 //   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.applyTicket). The
 //     coordinator then raises its epoch above the ticket's and waits for the longest lease. Shares record that until
 //     then (term.restoredUntil), so that the next coordinator waits, too.
+//   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). A pool of which a region is
+//     silent is then closed until that region has acknowledged it again.
 //   - Where no share is left, a pool opens anew: floors until each region has acknowledged it.
 //
 // # Keys in etcd, below the prefix

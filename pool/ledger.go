@@ -207,6 +207,9 @@ func (a *account) retired() bool {
 	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
 }
 
+// left reports whether the region uses nothing of the pool, by an operator's declaration.
+func (a *account) left() bool { return a.declared == fenced || a.declared == draining && a.retired() }
+
 // list returns the offers as they are recorded in etcd.
 func (a *account) list() []policy.Terms {
 	list := make([]policy.Terms, len(a.offers))

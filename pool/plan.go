@@ -92,8 +92,7 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
 		a := l.accounts[region]
 		p, configured := l.parts[region]
-		left := a.declared == fenced || a.declared == draining && a.retired()
-		reserves := configured && !left // its floor, whatever happens
+		reserves := configured && !a.left() // its floor, whatever happens
 		c, recorded := a.claims(l.unit)
 		counted := claim{rate: max(c.rate, recorded.rate), capacity: max(c.capacity, recorded.capacity)}
 		if reserves && !a.joined {

@@ -29,7 +29,7 @@ func (l *ledger) judge(m planInput) (changed []string) {
 	l.dirty, l.doubted = true, false // the next plan makes offers
 	for region, a := range l.accounts {
 		_, configured := l.parts[region]
-		if configured && a.reported.IsZero() && a.declared != fenced {
+		if configured && a.reported.IsZero() && !a.left() {
 			a.forget()
 			l.open = false
 		}

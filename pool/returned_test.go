@@ -85,6 +85,22 @@ func TestAnOldEtcdThatComesBackLendsNothing(t *testing.T) {
 	}
 }
 
+// A region was drained and stopped. The others don't wait for it when etcd was unavailable for longer than grants last.
+func TestADrainedRegionKeepsNoPoolClosed(t *testing.T) {
+	inWorld(t, func(t *testing.T, w *world) {
+		w.declares("us", `{"drain":true}`)
+		time.Sleep(5 * time.Second)
+		for _, p := range w.of("us") {
+			p.kill()
+		}
+		w.set0(func() { w.etcdDown = true })
+		time.Sleep(time.Minute)
+		w.set0(func() { w.etcdDown = false })
+		time.Sleep(40 * time.Second)
+		require.Greater(t, total(w.rates()), 990.0)
+	})
+}
+
 // etcd was unavailable for longer than grants last. The pool lends again once every region has reported.
 func TestAPoolLendsAgainAfterALongOutageOfEtcd(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
