@@ -82,8 +82,9 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. If
--- the bucket may not be made, s stays as it is. Then the last result, if any, is the reply with the reason.
+-- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. The
+-- caller writes the tokens. If the bucket may not be made, s stays as it is. Then the last result, if any, is the reply
+-- with the reason.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
@@ -112,7 +113,6 @@ local function create(s, k, t, runs, tokens, index)
   s.due = adopted and UNCOUNTED or 0
   s.debt = 0
   presume(s, nil, p, tokens)
-  call('SET', k.tokens, format('%d', tokens))
   call('SET', k.index, format('%d', s.index))
   put(s, p, k.ctl, p.text)
   if adopted then record_lowered(k.ctl, nil, p, now) end
@@ -128,7 +128,8 @@ end
 
 -- follow credits a budget the steps that have come, and switches the bucket to the template's policy if that is of a
 -- later version than the one in force. It returns the policy then in force, the tokens, and whether it changed any of
--- that. If it can't, it changes nothing, and the last result is the reply that says why.
+-- that: then the caller writes the tokens. If it can't, it changes nothing, and the last result is the reply that says
+-- why.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -153,7 +154,6 @@ local function follow(s, k, t, p, tokens)
   local after = switch(s, p, q, tokens or after_loss(p), index, now, steps)
   if s.begins then s.step, s.next = s.begins, s.following end
   call('INCRBY', k.index, format('%d', s.index - (index or 0)))
-  if after ~= tokens then call('INCRBY', k.tokens, format('%d', after - (tokens or 0))) end
   put(s, q, k.ctl, q ~= p and q.text)
   record_lowered(k.ctl, p, q, now)
   return q, after, true
@@ -203,10 +203,10 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   if tokens == false then return say(3, 1) end
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
-  local new = not p
+  local changed = not p
   local why = nil
   if p and t then
-    p, tokens, new, why = follow(s, k, t, p, tokens)
+    p, tokens, changed, why = follow(s, k, t, p, tokens)
   elseif t then
     if not may_create then return say(2) end
     local index = get_integer(k.index)
@@ -222,11 +222,15 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   if s.era or not t then left, made, wanting = taken(runs, p, before, in_line) end
   local ended = overdue(k, s, p, wanting, runs)
   if ended then left = before end
-  if left < before then call('DECRBY', k.tokens, format('%d', before - left)) end
+  if t and s.era and changed then
+    call('SET', k.tokens, format('%d', left), 'KEEPTTL')
+  elseif left < before then
+    call('DECRBY', k.tokens, format('%d', before - left))
+  end
   local till = 0
   local taken_from = p and p.kind == TEMPLATE and left < p.capacity -- a budget's expiry doesn't depend on what is taken
-  if t and s.era and p.expires and (taken_from or new or #runs == 0) then
-    till = keep(k, t, s, p, before, hold_s, new)
+  if t and s.era and p.expires and (taken_from or changed or #runs == 0) then
+    till = keep(k, t, s, p, before, hold_s, changed)
   end
   if ended then return say(11) end
 

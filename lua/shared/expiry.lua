@@ -8,16 +8,23 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
+-- first_end returns the first instant, in ms, at which one of a bucket's keys expires, if all expire after an instant;
+-- otherwise nil.
+local function first_end(keys, after)
+  local first = nil
+  for i = 3, 1, -1 do
+    local at = pcall('PEXPIRETIME', keys[i])
+    if type(at) ~= 'number' or at <= after then return nil end
+    first = min(first or at, at)
+  end
+  return first
+end
+
 -- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s, unless each has one and more than a
 -- part of that is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
 local function arm(keys, life_s, now, part, hold_s)
-  local first = 0
-  for i = 1, 3 do
-    local at = pcall('PEXPIRETIME', keys[i])
-    if type(at) ~= 'number' then at = 0 end
-    first = i == 1 and at or min(first, at)
-  end
-  if first / 1000 - now / 1000000 > max(part * life_s, hold_s) then return math.ceil(first / 1000), false end
+  local first = first_end(keys, now / 1000 + max(part * life_s, hold_s) * 1000)
+  if first then return math.ceil(first / 1000), false end
   local till = math.ceil(now / 1000000 + max(life_s, 1.25 * hold_s))
   for i = 1, 3 do call('PEXPIREAT', keys[i], format('%d', till * 1000)) end
   return till, true

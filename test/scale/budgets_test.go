@@ -76,13 +76,15 @@ func TestBudgets(t *testing.T) {
 	beside, stop := context.WithCancel(t.Context())
 	latencies := paced(beside, t, client, sc)
 	sleepUntil(step.Add(20 * time.Millisecond))
+	atStep := s.usage(t)
 	credited, took := drain()
+	perTake := (s.usage(t).cpu - atStep.cpu) / float64(credited)
 	stop()
 	p50, p99 := quantiles(latencies())
 	require.EqualValues(t, *budgets, credited, "each take credits the step of its budget")
 	t.Logf("%s drained budgets, %.0f bytes each: between steps %.4f of a core of Redis and %.4f of the refiller; at the "+
-		"step %.0f first takes a second; takes beside them: median %.2f ms, p99 %.2f ms", thousands(*budgets), bytes,
-		redisCores, refillerCores, float64(credited)/took.Seconds(), p50, p99)
+		"step %.0f first takes a second, of %.1f µs of Redis each; takes beside them: median %.2f ms, p99 %.2f ms",
+		thousands(*budgets), bytes, redisCores, refillerCores, float64(credited)/took.Seconds(), perTake*1e6, p50, p99)
 }
 
 // paced takes from other budgets, steadily, until its context ends. The function that it returns has the latencies.
