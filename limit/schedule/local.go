@@ -28,7 +28,7 @@ func (e entry) compare(o entry) int { return cmp.Or(cmp.Compare(e.at, o.at), cmp
 
 const (
 	firstSweep = 1024
-	steps      = 32 * rounds // as in reserve.lua
+	steps      = 32 * rounds // of a search, which then ends early
 )
 
 func newLocal(cfg Config, now func() time.Time) *local {

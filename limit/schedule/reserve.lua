@@ -20,8 +20,10 @@
 --       {6, now_us}: the instant is beyond the horizon
 --       {7, now_us}: it is now in another window of the calendar
 --#include shared/unwritten
-local STEPS = 32 -- in search of the next instant that fits
 local FIRST = 7 -- the first argument of a window
+-- The most work of a call, in reservations that are read. A search for the next instant that needs more ends early.
+local MOST = 1000
+local COUNT = 10 -- the work of counting in a window
 local key = KEYS[1]
 local id = ARGV[1]
 local at = tonumber(ARGV[2])
@@ -42,79 +44,127 @@ if not held then
   if at > now + tonumber(ARGV[5]) then return {6, now} end
 end
 
--- sliding returns how many more fit at instant t in a window that slides and, if these are fewer than n, an instant
--- before which n don't fit. Every window that contains t is seen in the one of them that begins with its first
--- reservation.
-local function sliding(t, limit, length)
-  local begins = '(' .. text(t - length)
+-- Of the windows.
+local limits = {}
+local lengths = {}
+local begins = {}
+local ends = {}
+for i = FIRST, #ARGV, 4 do
+  local w = #limits + 1
+  limits[w] = tonumber(ARGV[i])
+  lengths[w] = tonumber(ARGV[i + 1])
+  begins[w] = tonumber(ARGV[i + 2])
+  ends[w] = tonumber(ARGV[i + 3])
+end
+local spent = 0
+
+-- counted returns how many more fit at instant t in window w, as far as counts say, an instant before which n don't fit
+-- if these are fewer than n, and, of a window that slides, how many lie behind and ahead of t. It returns nothing at an
+-- instant that is not in the window of the calendar that the caller gave.
+local function counted(t, w)
+  local limit, length = limits[w], lengths[w]
+  if length == 0 then
+    if t < begins[w] or t >= ends[w] then return end
+    local more = limit - redis.call('ZCOUNT', key, text(begins[w]), '(' .. text(ends[w]))
+    return more, more < n and ends[w] or t, 0, 0
+  end
+  local from = '(' .. text(t - length)
   local here = text(t)
-  local ends = '(' .. text(t + length)
-  local behind = redis.call('ZCOUNT', key, begins, here)
-  local ahead = redis.call('ZCOUNT', key, '(' .. here, ends)
-  -- The counts of both sides are enough if one side alone leaves no room, or if one is empty.
+  local to = '(' .. text(t + length)
+  local behind = redis.call('ZCOUNT', key, from, here)
   if behind + n > limit then
-    local oldest = redis.call('ZREVRANGEBYSCORE', key, here, begins, 'WITHSCORES', 'LIMIT', limit - n, 1)
-    return limit - behind, tonumber(oldest[2]) + length
+    local oldest = redis.call('ZREVRANGEBYSCORE', key, here, from, 'WITHSCORES', 'LIMIT', limit - n, 1)
+    return limit - behind, tonumber(oldest[2]) + length, behind, 0
   end
+  local ahead = redis.call('ZCOUNT', key, '(' .. here, to)
   if ahead + n > limit then
-    local first = redis.call('ZRANGEBYSCORE', key, '(' .. here, ends, 'WITHSCORES', 'LIMIT', 0, 1)
-    return limit - ahead, tonumber(first[2]) + length
+    local first = redis.call('ZRANGEBYSCORE', key, '(' .. here, to, 'WITHSCORES', 'LIMIT', 0, 1)
+    return limit - ahead, tonumber(first[2]) + length, 0, ahead
   end
-  if behind == 0 or ahead == 0 then return limit - behind - ahead, t end
+  return limit - behind - ahead, t, behind, ahead
+end
 
-  local near, starts = {}, behind
-  local found = redis.call('ZRANGEBYSCORE', key, begins, ends, 'WITHSCORES')
-  for i = 2, #found, 2 do near[#near + 1] = tonumber(found[i]) end
-  local most = 0
+-- fullest returns how many of the instants near, sorted, lie in the fullest stretch that contains t, and an instant
+-- before which n more don't fit, if they don't at t. The first starts of near are at or before t, and behind of these
+-- within a length, as ahead are of those after t. Every stretch that contains t is seen in the one of them that begins
+-- with its first reservation, or with t.
+local function fullest(near, starts, t, w, behind, ahead)
+  local limit, length = limits[w], lengths[w]
+  local oldest, most = starts - behind + 1, math.max(behind, ahead)
+  for first = oldest, starts do
+    local stop = near[first] + length
+    while (near[first + most] or math.huge) < stop do most = most + 1 end
+  end
+  if most + n <= limit then return most, t end
+  for first = starts, oldest, -1 do
+    if (near[first + limit - n] or math.huge) < near[first] + length then return most, near[first] + length end
+  end
+end
+
+-- room returns how many more fit at instant t in each window and, if these are fewer than n in one of them, an instant
+-- before which n don't fit. A search needs no exact numbers. It gets nothing at an instant that is not in the windows
+-- of the calendar that the caller gave, and nothing when the work of the call is done.
+local function room(t, search)
+  local more = {}
+  local behind = {}
+  local ahead = {}
+  local crowded = {}
   local free = t
-  local last = 0
-  for first = 1, starts + 1 do -- the last one begins with t
-    local begin = t
-    if first <= starts then begin = near[first] end
-    while last < #near and near[last + 1] < begin + length do last = last + 1 end
-    local count = last - first + 1
-    most = math.max(most, count)
-    if count + n > limit then free = math.max(free, near[first] + length) end
+  -- Of the longest window that needs the instants around t.
+  local reach = 0
+  local reads = 0
+  local starts = 0
+  spent = spent + COUNT * #limits
+  for w, length in ipairs(lengths) do
+    local left, later, before, after = counted(t, w)
+    if not left then return end
+    more[w] = left
+    behind[w] = before
+    ahead[w] = after
+    free = math.max(free, later)
+    -- Otherwise the counts of both sides are enough.
+    if before > 0 and after > 0 and not (search and left >= n) then
+      crowded[#crowded + 1] = w
+      if length > reach then
+        reach = length
+        reads = before + after
+        starts = before
+      end
+    end
   end
-  return limit - most, free
+  spent = spent + reads
+  if search and spent > MOST then return end
+  if reads == 0 then return more, free end
+
+  local near = {}
+  local found = redis.call('ZRANGEBYSCORE', key, '(' .. text(t - reach), '(' .. text(t + reach), 'WITHSCORES')
+  for i = 2, #found, 2 do near[i / 2] = tonumber(found[i]) end
+  for _, w in ipairs(crowded) do
+    local most, later = fullest(near, starts, t, w, behind[w], ahead[w])
+    more[w] = limits[w] - most
+    free = math.max(free, later)
+  end
+  return more, free
 end
 
--- room is that of window w; nil at an instant that is not in the window of the calendar that the caller gave.
-local function room(t, w)
-  local a = FIRST + 4 * w - 4
-  local limit, length = tonumber(ARGV[a]), tonumber(ARGV[a + 1])
-  if length > 0 then return sliding(t, limit, length) end
-  if t < tonumber(ARGV[a + 2]) or t >= tonumber(ARGV[a + 3]) then return nil end
-  local more = limit - redis.call('ZCOUNT', key, ARGV[a + 2], '(' .. ARGV[a + 3])
-  return more, more < n and tonumber(ARGV[a + 3]) or t
-end
-
-local windows = (#ARGV - FIRST + 1) / 4
+local more, next_us = room(at, false)
+if not more then return {7, now} end
 local left = nil
 local denied = {}
-local next_us = at
-for w = 1, windows do
-  local more, free = room(at, w)
-  if not more then return {7, now} end
-  if more < n then denied[#denied + 1] = w end
-  next_us = math.max(next_us, free)
-  left = math.min(left or more, more)
+for w, fits in ipairs(more) do
+  if fits < n then denied[#denied + 1] = w end
+  left = math.min(left or fits, fits)
 end
 left = math.max(0, left)
 if #denied > 0 and not held then
   local sure = 0
-  for _ = 1, STEPS do
-    local from, known = next_us, true
-    for w = 1, windows do
-      local more, free = room(from, w)
-      if more then next_us = math.max(next_us, free) else known = false end
+  repeat
+    local fits, later = room(next_us, true)
+    if fits then
+      if later == next_us then sure = 1 end
+      next_us = later
     end
-    if not known then break end
-    if next_us == from then
-      sure = 1
-      break
-    end
-  end
+  until not fits or sure == 1
   local reply = {0, now, next_us, sure, left}
   for _, w in ipairs(denied) do reply[#reply + 1] = w end
   if ARGV[4] == '0' then return reply end
@@ -126,8 +176,13 @@ if not held then
   left = left - n
   -- What lies a whole window back is in no window with an instant to come.
   redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now - tonumber(ARGV[6])))
-  redis.call('ZADD', key, text(at), id)
-  for i = 2, n do redis.call('ZADD', key, text(at), id .. '#' .. text(i)) end
+  local score = text(at)
+  local added = {score, id}
+  for i = 2, n do
+    added[2 * i - 1] = score
+    added[2 * i] = id .. '#' .. text(i)
+  end
+  redis.call('ZADD', key, unpack(added))
 end
 local until_us = tonumber(redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')[2]) + tonumber(ARGV[6])
 redis.call('PEXPIREAT', key, text(math.ceil(until_us / 1000)))
