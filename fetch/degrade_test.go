@@ -16,7 +16,7 @@ import (
 func otherConsumers(t *testing.T, rdb lua.Client, key string, n int) {
 	t.Helper()
 	for i := range n {
-		_, err := lua.Live(t.Context(), rdb, key, "other "+strconv.Itoa(i), time.Hour)
+		_, err := lua.Heartbeat(t.Context(), rdb, key, "other "+strconv.Itoa(i), time.Hour)
 		require.NoError(t, err)
 	}
 }

@@ -245,7 +245,7 @@ func (f *fake) run(name string, args []any) any {
 		return f.take(w)
 	case "takes":
 		return f.takes(w)
-	case "live":
+	case "heartbeat":
 		return []any{int64(1), int64(1)}
 	}
 	bucket, now := f.now(w.key(0)), time.Now().UnixMicro()

@@ -234,7 +234,7 @@ func (c *Client) register(key string, s *share) {
 // enter has this Client count among the consumers of a bucket for liveFor, and returns how many there are.
 func (c *Client) enter(ctx context.Context, key string) (int64, error) {
 	t := c.plain(c.internalBudget(ctx), key)
-	return lua.Live(t.ctx, t, key, c.consumers.own, liveFor)
+	return lua.Heartbeat(t.ctx, t, key, c.consumers.own, liveFor)
 }
 
 // probe shows whether a server lets a consumer write. One that refuses just this call is alive. Its key may turn out to

@@ -5,11 +5,11 @@
 -- ARGV  1 tokens to add
 --       2 limit: most tokens the bucket holds
 --       3 the index that the caller expects to find
--- Reply the index after the call: expected+1 to the winner, and also to the first loser; otherwise the index as it
---       stands.
+-- Reply the index after the call: expected+1 to the winner, and also to the first loser; otherwise the stored
+--       index.
 --
--- Each index is won at most once in a Redis history, so retries and duplicates change nothing. A caller can't tell from
--- the reply whether it added; refill answers with a status.
+-- Each index is won at most once in a Redis history, so retries and duplicates change nothing. The reply does not
+-- show whether this call added; that of refill has a status.
 local index = redis.call('INCR', KEYS[2])
 if index ~= tonumber(ARGV[3]) + 1 then
   return redis.call('DECR', KEYS[2])

@@ -2,7 +2,7 @@
 --
 -- KEYS  of each bucket: K, {K}:ctl, {K}:flows, {K}:use
 -- ARGV  of each bucket:
---         tell: 1 to be told the policy also if all takes fit
+--         with_policy: 1 to return the policy also if all takes fit
 --         in_line: 1 if no take of a flow may overtake another one of it: none is made behind one that doesn't fit
 --         below: nothing is done if the bucket holds as many tokens or more; -1 to do it for any number
 --         how many fields follow, and they: /, then each team of a flow, then each flow

@@ -97,7 +97,7 @@ func TestMutantsOfTheMechanismsAreNoticed(t *testing.T) {
 			"TestTakesOfSeveralBucketsAreAnsweredAsTheModelSays/Embedded"},
 		{"tokens of another era do not come back",
 			"return: delete return unwritten(KEYS[3], {4, tokens})",
-			"TestWhatWasTakenInAnotherEraDoesNotComeBack/Embedded"},
+			"TestTokensOfAnotherEraDoNotComeBack/Embedded"},
 		{"a reservation that ran out goes back",
 			"reserve: delete put_tokens(tokens, before)",
 			"TestADeniedReservationReturnsWhatHasRunOut/Embedded"},

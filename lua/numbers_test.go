@@ -238,7 +238,7 @@ func TestADeniedTakeLeavesTheTokensAsTheyWere(t *testing.T) {
 	})
 }
 
-func TestWhatWasTakenInAnotherEraDoesNotComeBack(t *testing.T) {
+func TestTokensOfAnotherEraDoNotComeBack(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
 		storeCase(ctx, t, rdb, "b", 100)
@@ -359,8 +359,8 @@ func TestAMissingRightIsReported(t *testing.T) {
 		command string
 		call    func() error
 	}{
-		"live": {"zremrangebyscore", func() error {
-			_, err := lua.Live(ctx, rdb, "b", "c", time.Minute)
+		"heartbeat": {"zremrangebyscore", func() error {
+			_, err := lua.Heartbeat(ctx, rdb, "b", "c", time.Minute)
 			return err
 		}},
 		"override": {"get", func() error {
@@ -402,7 +402,7 @@ func TestAMissingRightIsReported(t *testing.T) {
 func TestAHeartbeatCountsForItsTime(t *testing.T) {
 	ctx := t.Context()
 	_, rdb := embedded(t)
-	_, err := lua.Live(ctx, rdb, "b", "c", 1500*time.Millisecond)
+	_, err := lua.Heartbeat(ctx, rdb, "b", "c", 1500*time.Millisecond)
 	require.NoError(t, err)
 	require.EqualValues(t, embeddedNow+1_500_000, rdb.ZScore(ctx, lua.LiveKey("b"), "c").Val())
 }

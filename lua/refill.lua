@@ -6,29 +6,29 @@
 --       if it is full, nothing is outstanding, and in the last 15 s it was neither adopted nor its capacity lowered. A
 --       template's bucket of which less than half its life is left gets a new expiry; that is checked when its policy
 --       changes, and every few refills, an eighth of a life at most
--- ARGV  per bucket what the caller saw last of it, one of
+-- ARGV  per bucket the state that the caller remembers from its last call, one of
 --         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
---         st up to index, with any last_us: the caller saw it otherwise
---         '': the caller never saw it
+--         st up to index, with any last_us: in all other cases
+--         '': the caller has never read it
 --       how many policies follow, then of each: the number, from 1, of the first bucket for which it is given; pol, ''
 --       for none
 --       then of each bucket unlike the others: its number; create; step_us, next_us: the scheduled instant to credit
 --       and the one after it. The others have no instants, and create 1, or 0 if they are of a template
 --       create: 0 do neither; 1 adopt a foreign client's bucket, create one that the caller has seen; 2 also a new one
 -- Reply now_us, then per bucket integers, either
---       tokens, 0 or more, if the bucket was exactly as the caller saw it. If they fill the bucket, a second number
+--       tokens, 0 or more, if the bucket was exactly in the remembered state. If they fill the bucket, a second number
 --       follows: added if it is idle, -1 - added if it is not; or
 --       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
 --       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
 --       paid debt
 -- status 1 applied     credited what was due
---        2 switched    what the caller saw is old but its policy newer: credited under the old policy, then switched
---        3 stale       what the caller saw is old; nothing written
+--        2 switched    the remembered state is old, the given policy newer: credited under the old one, then switched
+--        3 stale       the remembered state is old; nothing written
 --        4 early       under half an interval since the last refill; nothing written
---        5 foreign     somebody else moved the index: that stretch is not credited again
+--        5 foreign     another client moved the index: the time until then is not credited again
 --        6 initialised created, or a foreign client's bucket adopted
 --        7 unknown     no such bucket, and this call may not create it; nothing written
---        8 rolled back this server has lost a write that the caller saw: new era
+--        8 rolled back this server has lost a write that the caller remembers: new era
 --        9 clock       this server's clock stepped back: new era
 --       10 malformed   key malformed_key of the three holds something else; nothing written
 --       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later

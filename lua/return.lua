@@ -4,7 +4,7 @@
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
 -- ARGV  1 n: tokens to give back, at least 1
---       2 the era they were taken in; 0 for any
+--       2 the era in which they were taken; 0 for any
 --       3 the flow; 4 paid: tokens to which its right goes back, at most those that do; only with KEYS 4
 -- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created

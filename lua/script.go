@@ -56,18 +56,18 @@ func hashed(name, source string) script {
 }
 
 var (
-	addScript      = newScript("add")
-	takeScript     = newScript("take")
-	takesScript    = newScript("takes")
-	takeOnceScript = newScript("takeonce")
-	takeAllScript  = newScript("takeall")
-	liveScript     = newScript("live")
-	returnScript   = newScript("return")
-	peekScript     = newScript("peek")
-	grantScript    = newScript("grant")
-	resetScript    = newScript("reset")
-	refillScript   = newScript("refill")
-	ticketScript   = newScript("ticket")
+	addScript       = newScript("add")
+	takeScript      = newScript("take")
+	takesScript     = newScript("takes")
+	takeOnceScript  = newScript("takeonce")
+	takeAllScript   = newScript("takeall")
+	heartbeatScript = newScript("heartbeat")
+	returnScript    = newScript("return")
+	peekScript      = newScript("peek")
+	grantScript     = newScript("grant")
+	resetScript     = newScript("reset")
+	refillScript    = newScript("refill")
+	ticketScript    = newScript("ticket")
 
 	reserveScript = newScript("reserve")
 	settleScript  = newScript("settle")
@@ -84,8 +84,8 @@ var (
 	planScript     = newScript("plan")
 
 	allScripts = []*script{
-		addScript, takeScript, takesScript, takeOnceScript, takeAllScript, liveScript, returnScript, peekScript, grantScript,
-		resetScript, refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
+		addScript, takeScript, takesScript, takeOnceScript, takeAllScript, heartbeatScript, returnScript, peekScript,
+		grantScript, resetScript, refillScript, ticketScript, reserveScript, settleScript, leaseScript, sweepScript,
 		lazyScript, enterScript, moveScript, claimScript, publishScript, overrideScript, flowsScript, planScript,
 	}
 )

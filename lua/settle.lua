@@ -7,7 +7,7 @@
 --       3 plainly: 1 to settle a flow's reservation without KEYS 6 and 7, too, with no effect on its right
 -- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those
 --             not used, how many went back, found the bucket full, or belong to another era; of those used beyond the
---             reservation, how many were taken from the bucket, are owed as debt, or are nobody's. again 1: it was
+--             reservation, how many were taken from the bucket, are owed as debt, or are forgiven. again 1: it was
 --             settled before, and this is that answer
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else

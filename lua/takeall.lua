@@ -13,7 +13,7 @@
 --             era are those of then, and wait_us, index, last_us and now_us are 0; pol: the policy's text now; free: of
 --             the tokens taken, those for which the flow paid with no right, as in flows; all of an earlier call's
 --       {0, fits, left, wait_us, era, index, last_us, now_us, pol, free, ...}: nothing was taken; per bucket whether it
---             fits (1 or 0), and how it stands; wait_us is 0 if it fits
+--             fits (1 or 0), and its state; wait_us is 0 if it fits
 --       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
 --       created
 --       {3, k}: KEYS k holds something else

@@ -10,7 +10,7 @@
 --         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if it is no
 --           use to end what has run out in the bucket
 --         create: 1 if a bucket of the template that is missing is created
---         tell: 1 to be told the policy also if all takes fit
+--         with_policy: 1 to return the policy also if all takes fit
 --         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
 --         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what
 --           is remembered of it afterwards; 0 otherwise
@@ -19,7 +19,7 @@
 --           capacity, as in 20%
 -- Reply now_us, then integers of each bucket:
 --         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
---            order of the text, 0 if there is no policy or it is not told; wait_us until n tokens and those to be left
+--            order of the text, 0 if none is returned; wait_us until n tokens and those to be left
 --            are due, 0 if all takes of the run were made, -1 if never or unknown
 --            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter
 --            in the sets of the template

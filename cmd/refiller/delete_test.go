@@ -25,7 +25,7 @@ func TestDeleteRemovesABucketAndNothingElse(t *testing.T) {
 		held, err := lua.Reserve(t.Context(), rdb, key, lua.ReserveCall{ID: "r", N: 3, TTL: time.Hour})
 		require.NoError(t, err)
 		require.True(t, held.OK)
-		_, err = lua.Live(t.Context(), rdb, key, "c", time.Hour)
+		_, err = lua.Heartbeat(t.Context(), rdb, key, "c", time.Hour)
 		require.NoError(t, err)
 		plan := policy.Plan{Version: policy.Version{Era: 1}, Whole: true, Lasts: time.Hour.Microseconds()}
 		require.NoError(t, lua.PlanBatch(t.Context(), rdb, []lua.PlanCall{{Key: key, Plan: plan}})[0].Err)

@@ -279,7 +279,7 @@ func (s *shop) consumers(rdb *redis.Client) error {
 	e9 := c.UndoAll(ctx, all)
 	_, e10 := c.TakeAll(ctx, both, fetch.WithRequestID("all"))
 	_, e11 := c.Wait(ctx, "shop:pool", 1, fetch.WithLeave(1))
-	_, e12 := lua.Live(ctx, rdb, key, "consumer", time.Minute)
+	_, e12 := lua.Heartbeat(ctx, rdb, key, "consumer", time.Minute)
 	e13 := s.templates(ctx, c)
 	e14 := s.holding(ctx, c, rdb)
 	e15 := s.rescued(ctx, c)

@@ -125,7 +125,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 	ofTemplate.Template = true
 	return []step{
 		{"count consumers", func() error {
-			_, err := lua.Live(ctx, rdb, rehearsed, "doctor", time.Second)
+			_, err := lua.Heartbeat(ctx, rdb, rehearsed, "doctor", time.Second)
 			return err
 		}},
 		{"take of a lazy bucket", func() error {

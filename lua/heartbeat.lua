@@ -1,4 +1,4 @@
--- live: a heartbeat of a consumer of the bucket; counts the consumers that live.
+-- heartbeat: records that a consumer of the bucket is alive, and counts the consumers that are.
 --
 -- KEYS  1 {K}:live  sorted set: consumer → the instant until which it counts, µs
 -- ARGV  1 consumer: its name
@@ -6,14 +6,14 @@
 -- Reply {1, count}: consumers that count, this one included
 --       {3, 1}: KEYS 1 holds something else
 --
--- The bucket itself is neither read nor written; the key goes when the last consumer has.
+-- The bucket itself is neither read nor written. The key expires with its last consumer.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
 local now = now_us()
-local gone = pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', format('%d', now))
-if type(gone) == 'table' then
-  wrong_type(gone)
+local removed = pcall('ZREMRANGEBYSCORE', KEYS[1], '-inf', format('%d', now))
+if type(removed) == 'table' then
+  wrong_type(removed)
   return {3, 1}
 end
 call('ZADD', KEYS[1], format('%d', now + tonumber(ARGV[2]) * 1000), ARGV[1])

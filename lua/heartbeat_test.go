@@ -37,29 +37,29 @@ func countConsumers(t *testing.T, rdb *redis.Client, pass func(time.Duration)) {
 	ctx := t.Context()
 	for i := range 5 {
 		for range 2 { // a second heartbeat of the same consumer changes nothing
-			n, err := lua.Live(ctx, rdb, "b", fmt.Sprintf("consumer-%d", i), time.Hour)
+			n, err := lua.Heartbeat(ctx, rdb, "b", fmt.Sprintf("consumer-%d", i), time.Hour)
 			require.NoError(t, err)
 			require.EqualValues(t, i+1, n)
 		}
 	}
-	n, err := lua.Live(ctx, rdb, "b", "brief", 20*time.Millisecond)
+	n, err := lua.Heartbeat(ctx, rdb, "b", "brief", 20*time.Millisecond)
 	require.NoError(t, err)
 	require.EqualValues(t, 6, n)
 	ttl, err := rdb.PTTL(ctx, lua.LiveKey("b")).Result()
 	require.NoError(t, err)
 	require.Greater(t, ttl, 59*time.Minute, "a short heartbeat leaves the others theirs")
 	pass(21 * time.Millisecond)
-	n, err = lua.Live(ctx, rdb, "b", "consumer-0", time.Hour)
+	n, err = lua.Heartbeat(ctx, rdb, "b", "consumer-0", time.Hour)
 	require.NoError(t, err)
 	require.EqualValues(t, 5, n, "one has gone")
 
-	_, err = lua.Live(ctx, rdb, "other", "brief", 20*time.Millisecond)
+	_, err = lua.Heartbeat(ctx, rdb, "other", "brief", 20*time.Millisecond)
 	require.NoError(t, err)
 	pass(21 * time.Millisecond)
 	require.Zero(t, rdb.Exists(ctx, lua.LiveKey("other")).Val(), "nothing stays behind")
 	require.Zero(t, rdb.Exists(ctx, "b", lua.IndexKey("b"), lua.ControlKey("b")).Val(), "no bucket is made")
 
 	require.NoError(t, rdb.Set(ctx, lua.LiveKey("spoilt"), "x", 0).Err())
-	_, err = lua.Live(ctx, rdb, "spoilt", "c", time.Hour)
+	_, err = lua.Heartbeat(ctx, rdb, "spoilt", "c", time.Hour)
 	require.ErrorIs(t, err, lua.ErrMalformedBucket)
 }
