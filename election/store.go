@@ -7,10 +7,10 @@ import (
 )
 
 var (
-	// errLeaseGone is returned when the server doesn't know the lease (any more).
-	errLeaseGone = errors.New("election: lease is gone")
-	// errKeyGone is returned when the candidate's own key doesn't exist (any more).
-	errKeyGone = errors.New("election: key is gone")
+	// errLeaseGone is returned if the server does not have the lease, or no longer.
+	errLeaseGone = errors.New("election: the lease was lost")
+	// errKeyGone is returned if the candidate's key does not exist, or no longer.
+	errKeyGone = errors.New("election: the key was removed")
 )
 
 // leaseID names a lease.

@@ -338,7 +338,7 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 		opt  CallOption
 		want error
 	}{
-		{"nobody", 1, time.Hour, nil, ErrUnknownBucket},
+		{"missing", 1, time.Hour, nil, ErrUnknownBucket},
 		{"", 1, time.Hour, nil, ErrInvalidKey},
 		{"llm", 0, time.Hour, nil, ErrInvalidAmount},
 		{"llm", policy.MaxTokens + 1, time.Hour, nil, ErrInvalidAmount},

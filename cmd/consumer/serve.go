@@ -243,7 +243,8 @@ func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
 			log.Info("listening", "protocol", protocol, "network", a.Network(), "address", a.String())
 			tcp, ok := a.(*net.TCPAddr)
 			if ok && protocol != "admin" && !tcp.IP.IsLoopback() && (s.options.TLS == nil || s.tls.ClientCA == "") {
-				log.Warn("whoever reaches this address can take and return tokens: set --tls-cert, --tls-key and --tls-client-ca",
+				log.Warn("every client that reaches this address can take and return tokens: "+
+					"set --tls-cert, --tls-key and --tls-client-ca",
 					"protocol", protocol, "address", a.String(), "tls", s.options.TLS != nil)
 			}
 		}

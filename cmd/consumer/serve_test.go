@@ -340,7 +340,7 @@ func TestServeWarnsOfAddressesThatAnyClientReaches(t *testing.T) {
 		"--grpc", "127.0.0.1:0")
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	m, err := p.WaitLog(ctx, regexp.MustCompile(`whoever reaches this address.*protocol=(\S+)`))
+	m, err := p.WaitLog(ctx, regexp.MustCompile(`every client that reaches this address.*protocol=(\S+)`))
 	require.NoError(t, err)
 	require.Equal(t, "http", m[1])
 }

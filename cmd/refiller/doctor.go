@@ -162,9 +162,9 @@ func (e elected) examine(ctx context.Context) []doctor.Finding {
 	leader, err := leaderOf(ctx, client, e.prefix)
 	result := leader.Identity + " " + e.does
 	if none := errors.Is(err, election.ErrNoLeader); none && e.does == "" {
-		result, err = "nobody is elected in mode race", nil
+		result, err = "mode race has no election", nil
 	} else if none {
-		result, err = "nobody "+e.does+" yet", nil
+		result, err = "no replica "+e.does+" yet", nil
 	}
 	findings := []doctor.Finding{doctor.Etcd(e.section, result, err)}
 	if findings[0].Level == doctor.OK {

@@ -22,7 +22,7 @@ func TestDoctorPrintsItsFindingsAndTheLeastRights(t *testing.T) {
 	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nelection: {mode: etcd, endpoints: [\""+etcd.Endpoints()[0]+"\"]}\n"+strings.SplitN(goodConfig, "\n", 2)[1])
 	code, stdout, stderr := runWith(t, nil, "doctor", "--config", path)
 	require.Zero(t, code, stderr)
-	for _, want := range []string{"redis answers", "etcd answers", "nobody leads yet", "→ set appendonly yes",
+	for _, want := range []string{"redis answers", "etcd answers", "no replica leads yet", "→ set appendonly yes",
 		"-@all +ping", "user consumer on"} {
 		require.Contains(t, stdout, want)
 	}
@@ -53,7 +53,7 @@ func TestDoctorAsksInModeRaceForNoLeader(t *testing.T) {
 		"election: {endpoints: ["+etcd.Endpoints()[0]+"]}\n")
 	code, stdout, stderr := runWith(t, nil, "doctor", "-c", path)
 	require.Zero(t, code, stderr)
-	require.Contains(t, stdout, "nobody is elected in mode race")
+	require.Contains(t, stdout, "mode race has no election")
 }
 
 // A user with every right on the doctor's own bucket may have none on those of the configuration.

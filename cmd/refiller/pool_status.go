@@ -121,7 +121,7 @@ type poolAnswer struct {
 }
 
 func (a poolAnswer) write(w io.Writer, width int) error {
-	coordinator := "nobody: shares stay as they are, and grants end"
+	coordinator := "none: shares stay as they are, and grants end"
 	if a.Coordinator != "" {
 		coordinator = fmt.Sprintf("%s, elected in epoch %d", a.Coordinator, a.Epoch)
 	}

@@ -220,7 +220,7 @@ func whoRefills(s admin.Status) string {
 	if s.Mode != "etcd" {
 		return "race: every replica refills, the index picks the winner"
 	}
-	role := "etcd: nobody is known to lead: " + s.Election
+	role := "etcd: no replica is known to lead: " + s.Election
 	switch {
 	case s.Leader != nil:
 		role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
@@ -362,7 +362,7 @@ func troublePairs(s admin.Status) []terminal.Pair {
 
 // writePools writes the state of the replica's region in the pools.
 func writePools(w io.Writer, width int, region string, p admin.Pools) error {
-	coordinator := "nobody is known to coordinate: " + p.Election
+	coordinator := "no replica is known to coordinate: " + p.Election
 	if p.Coordinator != nil {
 		coordinator = fmt.Sprintf("%s coordinates, elected in epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
 	}

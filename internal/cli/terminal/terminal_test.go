@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-func TestCutNeverShowsAPartOfANumber(t *testing.T) {
+func TestCutNeverShowsPartOfANumber(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
 		line  string

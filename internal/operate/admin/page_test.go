@@ -22,12 +22,12 @@ func TestThePageReportsNoLeaderOnlyIfThatIsKnown(t *testing.T) {
 		"one leads</strong>":          {Leader: &Leader{Identity: "one"}, Leading: true},
 		"this replica leads</strong>": {Election: "deadline exceeded", Unknown: true, Leading: true},
 		"not known</strong>":          {Election: "deadline exceeded", Unknown: true},
-		"nobody leads</strong>":       {Election: "election: no leader"},
+		"no replica leads</strong>":       {Election: "election: no leader"},
 	} {
 		s.Mode = "etcd"
 		page := rendered(t, s)
 		require.Contains(t, page, want)
-		require.Equal(t, want == "nobody leads</strong>", strings.Contains(page, "nobody leads"), want)
+		require.Equal(t, want == "no replica leads</strong>", strings.Contains(page, "no replica leads"), want)
 	}
 }
 
