@@ -15,8 +15,34 @@ import (
 
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
-// A call needs one script call, which it shares with what others ask for at that moment. A bucket's first take, and
-// then one in ten seconds, also asks for its policy. The Client remembers the policies of a bounded number of buckets.
+// A call needs one script call, which it shares with other calls of that moment. A bucket's first take, and then one in
+// ten seconds, also asks for its policy. The Client remembers the policies of a bounded number of buckets.
+//
+// # When Redis is unavailable
+//
+// A call ends with its context's deadline or its timeout, after a last check for replies that have arrived. Without
+// [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for opening connections does not
+// count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a second.
+//
+// The degraded mode of the bucket's policy then decides the result of a take, which has [SourceFallback] and the
+// [Reason]:
+//
+//   - closed: [ErrUnavailable].
+//   - open: the tokens count as taken.
+//   - local: this process takes from its share of the rate, in memory.
+//
+// These cases differ:
+//
+//   - A deadline that is too short for the distance to the server is [ErrUnavailable] in every mode, with
+//     [ReasonDistance], since the server may be healthy.
+//   - A context that is cancelled ends its call at once.
+//   - When half of the recent calls failed, none is sent until the server answers probes again.
+//   - If this process itself was stopped or starved, it still reads the replies that have arrived, and gives the server
+//     that time in addition.
+//
+// A plain take is sent once. If its reply is lost, it is unknown whether the tokens were taken: count them as spent.
+// With a request id ([WithRequestID]) it can be made again and is charged once. If a caller stops waiting, the tokens
+// taken for it go back to their bucket; [Stats] counts those that can't.
 type Client struct {
 	config    config
 	nodes     *nodes

@@ -1,15 +1,13 @@
-// Package policy holds the rules of a bucket as pure values and functions: how
-// fast tokens are due, when scheduled ones fall due, and what each operation
-// does to a bucket's state.
+// Package policy holds the rules of a bucket as pure values and functions: how fast tokens are due, when scheduled ones
+// fall due, and what each operation does to a bucket's state. It is not for taking tokens from Redis: use package
+// fetch.
 //
-// The model: a [Policy] is what a person writes (capacity, a rate or a
-// schedule, what to do after a loss). [Terms] is the same policy in the
-// integers that the Redis scripts compute with: microseconds and whole tokens.
-// [Bucket] is a bucket's state, and its methods are the exact rules of the scripts
-// in package lua for refills, takes, returns and waits. Consumers with a share of
-// their own and log replays compute with it. The rules that no program needs in Go,
-// such as those of reservations, are in internal/testing/oracle. The scripts are
-// tested against both.
+// The model: a [Policy] is what a person writes (capacity, a rate or a schedule, what to do after a loss). [Terms] is
+// the same policy in the integers that the Redis scripts compute with: microseconds and whole tokens. [Bucket] is a
+// bucket's state. Its methods are the exact rules of the scripts in package lua for refills, takes, returns and waits.
+// Consumers that hold a share of a bucket during an outage compute with it, and so do replays of logs. The rules that
+// no program needs in Go, such as those of reservations, are in internal/testing/oracle. The scripts are tested against
+// both.
 //
 // [Allocate] divides a rate by weighted max-min, for pools.
 //

@@ -58,6 +58,33 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 
 // registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
 // calls return when ctx ends; a call that fails may have had its effect, or have it later.
+//
+// # Keys in etcd, below the prefix
+//
+//	epoch           the highest pool epoch: a restored etcd would give it out again
+//	cfg             settings: those with the highest version of any replica
+//	lead/…          the election of the coordinator
+//	rep/<region>    the region's tickets, of all pools in one write a period
+//	share/<region>  the region's grants, and older ones that it may still use
+//	fence/<region>  an operator has declared that the region uses nothing, or is to use nothing
+//
+// # When etcd is restored
+//
+// An etcd that was restored or emptied shows older keys and revisions, and may lack grants that are in force.
+//
+//   - A write at no higher revision than one read before it, or a read at a lower one, returns errRewound. An agent
+//     detects it when it reports (Agent.revision). The coordinator detects it when it writes, or after 2.5 H without an
+//     event (term.revision). Each then reads everything again, since its watch would deliver nothing.
+//   - Agents report what is in force as ever. They write the latest settings that they have read (Agent.newest), if
+//     those in etcd are older.
+//   - A coordinator that begins a term and finds shares waits 2.5 H for reports (term.incompleteUntil). While it
+//     waits, no region gets more than its own ticket shows in force.
+//   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.applyTicket). The
+//     coordinator then raises its epoch above the ticket's and waits for the longest lease. Shares record that until
+//     then (term.restoredUntil), so that the next coordinator waits, too.
+//   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). A pool of which a region is
+//     silent is then closed until that region has acknowledged it again.
+//   - Where no share is left, a pool opens anew: floors until each region has acknowledged it.
 type registry interface {
 	// load reads some keys, or all if none is named, at one revision.
 	load(ctx context.Context, keys ...string) (entries []entry, revision int64, err error)

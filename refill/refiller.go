@@ -21,6 +21,20 @@ import (
 const topologyInterval = 5 * time.Second
 
 // Refiller keeps buckets full while Run runs.
+//
+// # Load on Redis
+//
+// A worker for each master has one call under way, two where it is behind. Where slots allow, buckets share script
+// calls; a call takes as many as the server is seen to settle in a quarter of a millisecond, 50 at most. A batch
+// takes as many as keep the server busy for a tenth of the timeout, and half as many after each one that was not
+// answered: what comes due meanwhile waits here, and its credit isn't lost.
+//
+// # Failures
+//
+// A call that is refused because of one bad bucket is made again one by one, and that bucket is retried ever more
+// slowly. While Redis is unavailable the buckets on that master wait with growing, jittered delays; then the credit of
+// the gap is added, up to the policy's cap. A state that was lost, rolled back or whose clock stepped back is
+// recognised by the script (see policy.Status) and reported once.
 type Refiller struct {
 	cfg   Config
 	store store
@@ -173,10 +187,20 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 	return r.store.masters(ctx)
 }
 
-// Update puts other buckets, other templates and a later version of the
-// configuration in force: each bucket changes with its next call, which comes at
-// once, from a standby too; a template's bucket changes with its next refill. Removed
-// buckets are no longer refilled. An error leaves everything as it was.
+// Update puts other buckets, other templates and a later version of the configuration in force. Each bucket changes
+// with its next call, which comes at once, from a standby too. A template's bucket changes with its next refill.
+// Removed buckets are no longer refilled. An error leaves everything as it was.
+//
+// The policies of the latest version that a living
+// replica has are in force within a second, or two refill intervals if that is longer, whichever replica leads:
+//
+//   - Every replica, a standby too, brings a later version to the server with one call per bucket.
+//   - If the server reports a later version for a bucket, the replica stops sending its policy and does not create the
+//     bucket. Otherwise it would restore an earlier policy after a loss. If the bucket is stepped, only replicas that
+//     know the schedule refill it. This ends when the replica's own file reaches that version.
+//   - A leader to which a later version was reported, by the server or by [Refiller.RecordVersion], stops its pulse.
+//     Then the standbys race.
+//   - A standby races while the pulse is of an earlier version than its own: the leader has not got the later file.
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err

@@ -4,9 +4,8 @@
 //
 //	client, err := fetch.New(rdb, fetch.WithHook(fetchotel.New(otel.GetTracerProvider(), nil)))
 //
-// A span is a child of the one in the caller's context, and what the call does with
-// its context, such as the commands of an instrumented Redis client, is below it. Its
-// name is that of the call, such as "refiller take", and its attributes are
+// A span is a child of the one in the caller's context. The commands of an instrumented Redis client are below it. Its
+// name is that of the call, such as "refiller take". These are its attributes:
 //
 //	refiller.op         take, take_up_to, take_all, wait, peek, return, reserve, settle
 //	refiller.bucket     what a function makes of the key; missing without one
@@ -17,9 +16,8 @@
 //	refiller.shadow     true if a bucket in shadow mode would have denied the call
 //	refiller.reason     why the bucket's server did not answer; missing if it did
 //
-// Only a call that ends with an error is one in the span's status, whose description is the outcome: the text of the
-// error has the key. A denial is an answer. A call that joins others in one script call has its own span, and the
-// commands are below the span of the call that makes it.
+// The span's status is an error only if the call ends with one; a denial is none. Its description is the outcome, since
+// the error's text has the key. Of calls that share a script call, each has a span; the one that sent it has the rest.
 //
 // # Metrics
 //
@@ -27,8 +25,7 @@
 //	client, err := fetch.New(rdb, fetch.WithHook(metrics))
 //	metrics.Watch(client)
 //
-// These are the metrics of package fetchprom, with the same attributes, under names that OpenTelemetry's exporters
-// write for Prometheus as fetchprom does, so that the same dashboards show them:
+// These are the metrics of package fetchprom. OpenTelemetry's exporters write the same names, for the same dashboards:
 //
 //	refiller.consumer.calls{op, policy, outcome, source}
 //	refiller.consumer.tokens_taken{policy, source}
@@ -36,7 +33,7 @@
 //	refiller.consumer.degraded{policy, reason}
 //	refiller.consumer.shadowed{policy}
 //
-// and of the Client that is watched rescues, breaker_opened, calls_abandoned, tokens_returned, tokens_clamped,
-// tokens_lost and tokens_leased. Keys are never attributes: policy is what a function makes of a key, and that must
-// have few values.
+// The Client that is watched adds rescues, breaker_opened, calls_abandoned, tokens_returned, tokens_clamped,
+// tokens_lost and tokens_leased. Keys are never attributes. A function makes the policy of a key; it must have few
+// values.
 package fetchotel

@@ -19,10 +19,8 @@
 //
 // One Config may have both kinds. Instants are whole microseconds; a finer one is rounded down.
 //
-// Check and reservation are one script on the server's clock. An instant that
-// has passed is [ErrPast], one beyond [Config.Horizon] is [ErrHorizon]. A denial
-// is a result that names the windows without room and the next instant that has
-// some.
+// One script checks and reserves, on the server's clock. An instant that has passed is [ErrPast], one beyond
+// [Config.Horizon] is [ErrHorizon]. A denial names the windows without room and the next instant that has some.
 //
 // # Ids
 //
@@ -36,13 +34,5 @@
 // [Limiter.Take] reserves the present instant, so the middlewares can use a schedule like any other limiter.
 // Reservations for later instants count.
 //
-// # What is stored
-//
-// A schedule K is a sorted set at {K}:sched. Reservations are dropped when they
-// lie a whole longest window back, and the key expires a longest window after
-// its last reservation. The windows themselves bound the number of entries, see
-// [Config.MaxReservations]. When windows change, reservations stay, and count in
-// the new ones.
-//
-// Package limit says what its Limiter has in common with the others.
+// [Limiter] describes what is stored. Package limit describes what all limiters have in common.
 package schedule

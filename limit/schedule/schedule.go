@@ -89,6 +89,14 @@ type answer struct {
 }
 
 // Limiter answers for any number of schedules with one Config.
+//
+// # What is stored
+//
+// A schedule K is a sorted set at {K}:sched. Reservations are dropped when they
+// lie a whole longest window back, and the key expires a longest window after
+// its last reservation. The windows themselves bound the number of entries, see
+// [Config.MaxReservations]. When windows change, reservations stay, and count in
+// the new ones.
 type Limiter struct {
 	config Config
 	store  store

@@ -25,27 +25,6 @@
 // to 1,000 after 2 takes it leaves 998. Lowered to 10 after 50 takes it leaves none until the window ends or, in a
 // sliding window, enough takes have left it.
 //
-// # A length that changes
-//
-// What was taken counts under a changed length too, also while programs with the
-// old and the new one share a key, as in a rolling deployment. A fixed window then
-// ends no later than the shorter length allows. Of sliding windows of several
-// lengths on one key, no stretch as long as the shortest admits more than the
-// largest limit: each take counts at least that long, and may be forgotten for the
-// longer windows then.
-//
-// # What is stored
-//
-// A fixed window K is one integer at {K}:win, the tokens taken, which expires
-// with the window. A client that knows only INCR and PTTL can use the same key:
-// INCR answers what is taken, above the limit is denied, and PTTL is the time to
-// the reset. Such a client asks more than once, and the key may vanish between:
-// INCR then makes a key that never expires. A Limiter asks once, and takes a key
-// without an expiry for none, so a window always ends.
-//
-// A sliding window is one short string at {K}:sld. It has the newest slot with a take, the length of slots in µs, and
-// the number of tokens of this slot and of each before it. It expires when its last take no longer counts. The clock is
-// the server's.
-//
-// Package limit says what its Limiter has in common with the others.
+// [Limiter] describes a changed length and what is stored. Package limit says what its Limiter has in common with the
+// others.
 package window
