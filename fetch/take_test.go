@@ -325,7 +325,8 @@ func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 	}
 }
 
-// A bucket that was found without the lock of its shard is the one that the shard has, however many others displace it.
+// A bucket that find returns without the lock of its shard is the one that the shard holds, also while other buckets
+// displace buckets of the shard.
 func TestARecentBucketIsTheOneThatItsShardHas(t *testing.T) {
 	bs := newBuckets(4)
 	var wg sync.WaitGroup
@@ -368,7 +369,7 @@ func TestBucketsInUseAreNotForgotten(t *testing.T) {
 	require.Equal(t, unseenBucket, c.buckets.find("leased"))
 }
 
-// The second try of a request has what the first one left of the time.
+// The second try of a request has only the time that the first one left.
 func TestTheTimeoutIsOfAllTries(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -385,7 +386,7 @@ func TestTheTimeoutIsOfAllTries(t *testing.T) {
 	require.Greater(t, time.Since(began), 1400*time.Millisecond)
 }
 
-// What a take must leave counts for every method, in tokens or in percent of a capacity that isn't known yet.
+// WithLeave applies to every method, in tokens or in percent of a capacity that is not known yet.
 func TestEveryTakeLeavesTheConfiguredRemainder(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]CallOption{"tokens": WithLeave(30), "percent": WithLeavePercent(30)} {

@@ -66,7 +66,7 @@ func TestANewBucketIsCreatedSoonAfterAnOutage(t *testing.T) {
 		a := r.start("a", false, 0, checkout(1000))
 		time.Sleep(3 * time.Second)
 		r.server.set(func() { r.server.away = false })
-		time.Sleep(5 * time.Second) // others may have backed off for one, then wait two for an answer and back off again
+		time.Sleep(5 * time.Second) // back-off 1 s, an answer that takes 2 s, back-off again
 		require.EqualValues(t, 1000, r.server.take("checkout", 5000))
 		a.stop()
 	})

@@ -15,8 +15,8 @@ const (
 	gapPoll = 15 * time.Millisecond
 	// keptRefills is how many refills of a bucket are remembered.
 	keptRefills = 300
-	// settledAfter is how many refills after an event its gap is known. It is in one of the first two; the third is for
-	// a last refill of the killed replica that the store hadn't handled yet.
+	// settledAfter is the number of refills after an event from which on its gap is known. The gap ends with the first or
+	// the second refill. The third is needed if the first is one that the killed replica had sent before.
 	settledAfter = 3
 )
 
@@ -56,15 +56,16 @@ func (r *refills) observe(version policy.Version, at int64) {
 	}
 }
 
-// longestGap is the longest time between two refills so far.
+// longestGap returns the longest time between two refills so far.
 func (r *refills) longestGap() time.Duration {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.longest
 }
 
-// around is the longest time between two refills from the one before the instant at, in µs on the store's clock, to
-// the third after it. It is settled once that has come, and 0 unless every refill in between was seen.
+// around returns the longest time between two refills near the instant at, in µs on the store's clock: of the refills
+// from the last one before it to the third one after it. settled reports whether the third one has come. The gap is 0
+// if a reading missed one of these refills.
 func (r *refills) around(at int64) (gap time.Duration, settled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -81,7 +82,7 @@ func (r *refills) around(at int64) (gap time.Duration, settled bool) {
 	return gap, true
 }
 
-// gaps are the gaps of the kills of replicas that refilled. It is safe for concurrent use.
+// gaps collects the gap that followed each kill of a replica that refilled. It is safe for concurrent use.
 type gaps struct {
 	mu     sync.Mutex
 	sorted []time.Duration
@@ -94,7 +95,7 @@ func (g *gaps) add(d time.Duration) {
 	g.sorted = slices.Insert(g.sorted, i, d)
 }
 
-// String sums them up by the median (of an even number the higher one), the longest and their number; it is empty if
+// String returns the median (of an even number the higher one), the longest gap and the number of kills. It is empty if
 // there are none.
 func (g *gaps) String() string {
 	g.mu.Lock()

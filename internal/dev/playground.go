@@ -30,9 +30,9 @@ type scene interface {
 	title() string
 	// begin waits until there is something to see. The texts say what it is, and which commands to try.
 	begin(ctx context.Context) (about, try []string, err error)
-	// demands are those of a region's consumer, the watched bucket first.
+	// demands returns what a region's consumer asks for, the watched bucket first.
 	demands(region int) []demand
-	// acts run until ctx ends.
+	// acts are the scene's loops. Each runs until ctx ends.
 	acts() []func(ctx context.Context)
 	// ended is called when a replica ended without a request.
 	ended(r *replica, pid int, how string)
@@ -40,11 +40,11 @@ type scene interface {
 	refresh(ctx context.Context)
 	lines(s style, width int) []string
 	short() string
-	// summary is the last word.
+	// summary returns the text at the end of the run.
 	summary() string
 }
 
-// playground is what runs.
+// playground is the state of a run.
 type playground struct {
 	opts     Options
 	dir      string
@@ -90,7 +90,7 @@ func Run(ctx context.Context, o Options) (err error) {
 	}()
 	err = p.run(ctx)
 	if asked.Err() != nil || errors.Is(err, errEnough) {
-		return nil // what failed meanwhile is of no interest any more
+		return nil // errors while the run ends are expected
 	}
 	return err
 }
@@ -100,7 +100,7 @@ func (p *playground) run(ctx context.Context) error {
 	if err := p.open(ctx); err != nil {
 		return err
 	}
-	// Replicas outlive what watches them, so that nothing sees them stop.
+	// Replicas are stopped after the loops that watch them. Otherwise their stop would be shown as an event.
 	replicas, stopReplicas := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopReplicas()
 	var running sync.WaitGroup
@@ -223,5 +223,5 @@ func (p *playground) say(line string) {
 	}
 }
 
-// atEnd has the end of the run call f, after it has closed what is opened later.
+// atEnd calls f at the end of the run, after everything that is opened later was closed.
 func (p *playground) atEnd(f func()) { p.closers = append(p.closers, f) }

@@ -3,8 +3,8 @@ package engine
 import "time"
 
 // shortRTT is the longest round trip for which the caller of a lone request makes its call itself. To hand a call to a
-// worker and to be woken again takes about as long as a round trip on the same machine, and is nothing beside one over
-// a network.
+// worker and to be woken again takes about as long as a round trip on the same machine, and much less than one over a
+// network.
 const shortRTT = time.Millisecond
 
 // Express lets the caller of a lone request make its call. It is used for one call at a time.

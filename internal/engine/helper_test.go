@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// server is a fake one: each round trip takes a time, and may be lost.
+// server is a fake server. Each round trip takes a set time, and may be lost.
 type server struct {
 	mu        sync.Mutex
 	trip      time.Duration
@@ -94,7 +94,7 @@ func (s *server) send(ctx context.Context, batch []*Request[int]) error {
 	return err
 }
 
-// sleep is what a socket does: it keeps the deadline of a context; as a dial it also ends with it.
+// sleep waits as a socket does, until the deadline of ctx at the latest. As a dial it also ends when ctx is cancelled.
 func sleep(ctx context.Context, d time.Duration, dials bool) error {
 	if d == 0 && ctx.Err() == nil { // a timer that is over at once crashes Go 1.26 in a bubble under the race detector
 		return nil

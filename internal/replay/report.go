@@ -53,7 +53,7 @@ type Key struct {
 	Denied   int64  `json:"denied"`
 }
 
-// outcome counts requests as they come.
+// outcome counts requests in the order of the log.
 type outcome struct {
 	total         Total
 	outOfOrder    int64

@@ -37,7 +37,8 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// No place has these rules: a change within a day of one for which ZoneBounds has no end, and changes of nothing.
+// These rules are of no real place: a change within a day of another one for which ZoneBounds has no end, and changes
+// that leave the offset as it is.
 func TestChangeByAnyRule(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2028, 12, 31, 18, 0, 0, 500, time.UTC)
@@ -57,7 +58,8 @@ func TestChangeByAnyRule(t *testing.T) {
 	}
 }
 
-// Whatever the zone, the offset is the same until the change, and another from then on. One goes on to the next.
+// In every zone the offset stays the same until the change, and differs from then on. The test repeats this from each
+// change to the next.
 func TestTheOffsetChangesWithTheChangeOnly(t *testing.T) {
 	t.Parallel()
 	for name, in := range testenv.Zones(t) {

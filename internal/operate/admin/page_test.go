@@ -22,7 +22,7 @@ func TestThePageReportsNoLeaderOnlyIfThatIsKnown(t *testing.T) {
 		"one leads</strong>":          {Leader: &Leader{Identity: "one"}, Leading: true},
 		"this replica leads</strong>": {Election: "deadline exceeded", Unknown: true, Leading: true},
 		"not known</strong>":          {Election: "deadline exceeded", Unknown: true},
-		"no replica leads</strong>":       {Election: "election: no leader"},
+		"no replica leads</strong>":   {Election: "election: no leader"},
 	} {
 		s.Mode = "etcd"
 		page := rendered(t, s)

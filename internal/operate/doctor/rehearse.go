@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// rehearsed is the bucket of a rehearsal, twoKeys the one of clients that know two
-// keys only, and templated the one of a template.
+// rehearsed is the bucket of a rehearsal, twoKeys that of clients that know two keys only, and templated that of a
+// template.
 const (
 	rehearsed = "refiller:doctor"
 	twoKeys   = "refiller:doctor:two-keys"
@@ -26,13 +26,13 @@ const (
 // soon bounds the wait for something that a millisecond brings.
 const soon = time.Second
 
-// step is what a refiller or consumer does, named as a person would.
+// step is something that a refiller or consumer does, with a name for people.
 type step struct {
 	name string
 	do   func() error
 }
 
-// Rehearse does what a role does, on buckets of its own, so that a right that is missing shows.
+// Rehearse runs the commands of a role on buckets of its own. A missing right makes one of them fail.
 func Rehearse(ctx context.Context, rdb redis.UniversalClient, role Role) error {
 	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Strict: true}
 	terms := p.Terms(policy.Fence{})
@@ -188,7 +188,7 @@ func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	}
 }
 
-// until calls done until it says so.
+// until calls done until it returns true.
 func until(ctx context.Context, done func() (bool, error)) error {
 	for began := time.Now(); time.Since(began) < soon; {
 		if is, err := done(); is || err != nil {

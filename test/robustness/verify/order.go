@@ -34,7 +34,8 @@ func (h *bucketHistory) checkOrder(r *Result) {
 	}
 }
 
-// checkFences follows the fences of the writes. An operator who ends a key's own policy puts the template's back.
+// checkFences checks that the fence of a bucket's writes never falls. It skips keys with an override: when an operator
+// removes it, the template's policy returns, whose fence may be lower.
 func (h *bucketHistory) checkFences(r *Result) {
 	key := h.bucket.Key
 	if h.bucket.Overridden {
@@ -66,8 +67,9 @@ func (h *bucketHistory) checkFences(r *Result) {
 	}
 }
 
-// checkStock checks the number of tokens in the bucket. A program with plain commands takes tokens that aren't there
-// and puts them back, and adds more than there is room for and removes them again.
+// checkStock checks that the number of tokens is at least 0 and at most the capacity. It skips buckets that
+// programs use with plain commands: for moments these take tokens that are not there, or add more than there is room
+// for.
 func (h *bucketHistory) checkStock(r *Result) {
 	if h.bucket.Kind == record.Foreign || h.bucket.Plain {
 		return
@@ -91,7 +93,7 @@ func (h *bucketHistory) checkStock(r *Result) {
 	}
 }
 
-// checkExpiry finds buckets that would live for ever, or expire while they are needed.
+// checkExpiry finds buckets that would never expire, or would expire while they are needed.
 func (h *bucketHistory) checkExpiry(r *Result) {
 	for _, s := range h.samples {
 		if want := h.bucket.Kind == record.Refilled; !s.Missing && s.Era > 0 && s.Expires != want {
