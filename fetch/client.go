@@ -21,8 +21,8 @@ import (
 // # When Redis is unavailable
 //
 // A call ends with its context's deadline or its timeout, after a last check for replies that have arrived. Without
-// [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for opening connections does not
-// count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a second.
+// [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for opening connections does
+// not count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a second.
 //
 // The degraded mode of the bucket's policy then decides the result of a take, which has [SourceFallback] and the
 // [Reason]:

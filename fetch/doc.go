@@ -11,22 +11,22 @@
 //
 //   - [Client.Take] for work that is refused when there are too few tokens.
 //   - [Client.TakeUpTo] for work that can be done in part, such as a batch.
-//   - [Client.TakeAll] for work that wants tokens of several buckets, all or nothing, such as a team's and its user's.
-//   - [Client.Wait] for work that is worth waiting for. It refuses at once if the context ends before the tokens are due.
+//   - [Client.TakeAll] for work that wants tokens of several buckets, all or none, such as a team's and a user's.
+//   - [Client.Wait] for work that is worth waiting for. It fails at once if the context ends before the tokens come.
 //   - [Client.Reserve] for work whose use is known only afterwards.
 //   - [Client.Undo] and [Client.UndoAll] when the work of a take was not done; [Client.Return] for tokens whose Result
 //     was not kept.
 //   - [Client.Peek] to read a bucket without taking.
 //
-// A call for a bucket that doesn't exist returns [ErrUnknownBucket], unless a published template matches: then the first
-// take creates the bucket. A call for more tokens than the bucket can ever hold returns [ErrExceedsCapacity].
+// A call for a bucket that doesn't exist returns [ErrUnknownBucket], unless a published template matches: then the
+// first take creates the bucket. A call for more tokens than the bucket can ever hold returns [ErrExceedsCapacity].
 //
 // If the bucket is empty, Take and TakeUpTo return a denial, and Wait sleeps until the tokens are due. The waiters of a
 // Client form a line. A denial is remembered until its tokens are due, for at most a second ([WithDenyCache]). If no
 // refiller runs, a denied take makes the refill that is due ([WithRescue]).
 //
-// If Redis is unavailable, a call ends with its context's deadline or its timeout ([WithTimeout]). The policy's degraded
-// mode then decides the result, which has [SourceFallback] and the [Reason]. [Client] has the details.
+// If Redis is unavailable, a call ends with its context's deadline or its timeout ([WithTimeout]). The policy's
+// degraded mode then decides the result, which has [SourceFallback] and the [Reason]. [Client] has the details.
 //
 // # Concurrency
 //
