@@ -32,12 +32,11 @@ local min = math.min
 --#include shared/division
 local reply = {}
 local at = 0 -- the last argument read
-local written = false
+local written
 local finish
 
 -- complete returns the functions for a bucket that denies a take or whose policy is wanted. Most calls do without them.
 local function complete()
-  local match = string.match
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -56,7 +55,7 @@ local function complete()
   -- answer adds the reply for a bucket whose takes were not all made, or whose policy is wanted.
   local function answer(divided, s, p, ctl, use, left, runs)
     local now, r = now_us(), #reply
-    for k, v in ipairs({1, now, left, s.era or 0, s.index or 0, s.last or 0, 0}) do reply[r + k] = v end
+    for k, v in ipairs({1, now, left, s.era or 0, s.index or 0, s.last or 0}) do reply[r + k] = v end
     r = r + 7
     local numbers = r
     for word in string.gmatch(policy_text(s, p), '%d+') do
@@ -95,7 +94,7 @@ local function all_made(first, last, frees)
   local runs = {}
   for r = first, last, 6 do
     local count = ARGV[r + 4] + 0
-    runs[#runs + 1] = {n = ARGV[r + 3] + 0, count = count, made = count, free = frees and frees[#runs + 1] or 0}
+    runs[#runs + 1] = {count = count, made = count, free = frees and frees[#runs + 1] or 0}
   end
   return runs
 end
@@ -117,13 +116,12 @@ local function takes(key, ctl, flows, use)
   local count_at = at + 1
   at = count_at + 6 * ARGV[count_at]
   local text = pcall('GET', key)
-  local before = type(text) == 'string' and find(text, '^%-?%d+$') and text + 0 or 0
+  local before = type(text) == 'string' and find(text, '^%-?[1-9]%d*$') and text + 0 or 0
+  local exact = (before ~= 0 or text == '0') and before < 2 ^ 53 and before > -2 ^ 53
   local s, p = {}, nil
-  if not text or before == 0 and text ~= '0' or before >= 2 ^ 53 or divided == false or with_policy then
+  if not exact or divided == false or with_policy then
     finish = finish or complete()
-    if type(text) == 'table' or text and (before == 0 and text ~= '0' or before >= 2 ^ 53) then
-      return finish.malformed(1, text.err and text)
-    end
+    if text and not exact then return finish.malformed(1, text.err and text) end
     if divided == false then return finish.malformed(4, err) end
     p = finish.open(s, ctl)
     if p == false then return finish.malformed(3) end

@@ -28,12 +28,21 @@ var (
 
 func TestFlowsAndPlansAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
-	ctx, rdb := t.Context(), testenv.Redis(t).Client()
-	for range 60 {
-		seed := rand.Uint64()
-		h := &flowHistory{t: t, rdb: rdb, key: fmt.Sprintf("flows-%d", seed), rng: rand.New(rand.NewPCG(seed, 1))}
-		h.run(ctx)
-	}
+	s := seed(t)
+	t.Run("Redis", func(t *testing.T) {
+		rng := rand.New(rand.NewPCG(s, 1))
+		h := &flowHistory{t: t, rdb: testenv.Redis(t).Client(), rng: rng, pass: func(time.Duration) {}}
+		h.runMany(t.Context(), 60)
+	})
+	t.Run("Embedded", func(t *testing.T) { // whose clock also passes between calls
+		w := newWorld(t, "2026-11-26T12:00:00Z")
+		pass := func(d time.Duration) {
+			w.now = w.now.Add(d)
+			w.SetTime(w.now)
+		}
+		h := &flowHistory{t: t, rdb: w.rdb, rng: rand.New(rand.NewPCG(s, 2)), pass: pass}
+		h.runMany(t.Context(), 30)
+	})
 }
 
 // flowHistory is a random history of a divided bucket, and the model of it.
@@ -42,6 +51,7 @@ type flowHistory struct {
 	rdb      *redis.Client
 	key      string
 	rng      *rand.Rand
+	pass     func(time.Duration) // moves the clock
 	bucket   policy.Bucket
 	division *oracle.Division
 	version  policy.Version
@@ -49,6 +59,7 @@ type flowHistory struct {
 	held     map[string]heldByFlow
 	blocks   map[string]*blockOfFlow
 	ids      int
+	denied   int64 // tokens, if the bucket counts them
 }
 
 // blockOfFlow is a flow's block in a random history.
@@ -65,14 +76,31 @@ type heldByFlow struct {
 	overrun policy.Overrun
 }
 
+func (h *flowHistory) runMany(ctx context.Context, n int) {
+	for i := range n {
+		h.key = fmt.Sprintf("flows-%d", i)
+		h.division = nil
+		h.run(ctx)
+	}
+}
+
 func (h *flowHistory) run(ctx context.Context) {
-	h.bucket = busy(serverTime(ctx, h.t, h.rdb))
+	h.bucket = buckettest.Bucket(0, serverTime(ctx, h.t, h.rdb), 1)
+	h.bucket.Control.Terms = policy.Policy{
+		Capacity: []int64{400, 1000, 1 << 40}[h.rng.IntN(3)], Rate: policy.PerSecond(500),
+		Interval: []time.Duration{time.Millisecond, 50 * time.Millisecond, time.Second}[h.rng.IntN(3)],
+		Shadow:   h.rng.IntN(3) == 0,
+	}.Terms(policy.Fence{Epoch: 3})
+	h.denied = 0
 	store(ctx, h.t, h.rdb, h.key, h.bucket)
-	h.version = policy.Version{Era: buckettest.Era, Index: 5}
+	h.version = policy.Version{Era: buckettest.Era, Index: h.rng.Int64N(2)}
 	h.held = map[string]heldByFlow{}
 	h.blocks = map[string]*blockOfFlow{}
 	for step := range 80 {
 		where := fmt.Sprintf("%s, step %d", h.key, step)
+		if h.rng.IntN(2) == 0 {
+			h.pass(time.Duration(h.rng.Int64N(2_000_000)) * time.Microsecond)
+		}
 		switch h.rng.IntN(14) {
 		case 0:
 			tokens := h.rng.Int64N(300)
@@ -109,7 +137,7 @@ func (h *flowHistory) plan(ctx context.Context, where string) {
 	p := policy.Plan{
 		Version: next, Whole: h.rng.IntN(2) == 0, Kept: h.rng.IntN(4) == 0, Read: h.rng.IntN(2) == 0,
 		Floor: 10 + h.rng.Int64N(100), Unlisted: h.rng.Int64N(20), Most: 2 + h.rng.Int64N(8), Span: 1_000_000,
-		Lasts: time.Hour.Microseconds(),
+		Lasts: (time.Hour + time.Duration(h.rng.IntN(60))*time.Minute).Microseconds(),
 	}
 	for _, name := range someTeams {
 		team := policy.PlannedTeam{Name: name, Price: h.price()}
@@ -143,11 +171,21 @@ func (h *flowHistory) plan(ctx context.Context, where string) {
 	require.Equal(h.t, use.Covered, result.Use.Covered, where)
 	require.Equal(h.t, filled(use.Asked), filled(result.Use.Asked), where)
 	require.Equal(h.t, filled(use.Denied), filled(result.Use.Denied), where)
+	for _, key := range []string{lua.FlowsKey(h.key), lua.UseKey(h.key)} {
+		require.InDelta(h.t, p.Lasts, micros(h.rdb.PTTL(ctx, key).Val()), 10*second, where)
+	}
 }
 
 // price returns a random price, as its text has it.
 func (h *flowHistory) price() float64 {
-	price, err := strconv.ParseFloat(policy.FormatPrice(h.rng.Float64()*200_000), 64)
+	price := h.rng.Float64() * 200_000
+	switch h.rng.IntN(6) {
+	case 0:
+		price = float64(1 + h.rng.IntN(9)) // one digit
+	case 1:
+		price = h.rng.Float64()
+	}
+	price, err := strconv.ParseFloat(policy.FormatPrice(price), 64)
 	require.NoError(h.t, err)
 	return price
 }
@@ -166,8 +204,13 @@ func (h *flowHistory) id() string {
 	return fmt.Sprintf("id-%d", h.ids)
 }
 
-// flow returns a random flow.
-func (h *flowHistory) flow() string { return someFlows[h.rng.IntN(len(someFlows))] }
+// flow returns a random flow, sometimes one of teams that no plan has.
+func (h *flowHistory) flow() string {
+	if h.rng.IntN(20) == 0 {
+		return []string{"q/w", "q/r/w"}[h.rng.IntN(2)]
+	}
+	return someFlows[h.rng.IntN(len(someFlows))]
+}
 
 // made compares the reply to a single take for a flow with the model.
 func (h *flowHistory) made(flow string, run policy.Run, reply lua.TakeReply, where string) {
@@ -177,6 +220,15 @@ func (h *flowHistory) made(flow string, run policy.Run, reply lua.TakeReply, whe
 	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
 	if !reply.OK {
 		require.Equal(h.t, want.Wait, reply.Wait.Microseconds(), where)
+		h.refused(run.N * run.Count)
+	}
+}
+
+// refused counts a denied take of n tokens.
+func (h *flowHistory) refused(n int64) {
+	terms := h.bucket.Control.Terms
+	if terms.Shadow && n <= terms.Capacity {
+		h.denied += n
 	}
 }
 
@@ -214,7 +266,7 @@ func (h *flowHistory) all(ctx context.Context, where string) {
 	flow, n := h.flow(), 1+h.rng.Int64N(20)
 	ok, replies, err := lua.TakeAll(ctx, h.rdb, []lua.Demand{{Key: other, N: 1}, {Key: h.key, N: n, Flow: &flow}})
 	require.NoError(h.t, err, where)
-	require.Equal(h.t, ok, !lacks && replies[1].OK, where)
+	require.Equal(h.t, ok, !lacks && (replies[1].OK || h.bucket.Control.Terms.Shadow), where)
 	if lacks && replies[1].OK {
 		if h.division != nil {
 			h.division.Refuse(flow, n)
@@ -322,20 +374,21 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	for i := range runs {
 		run := policy.Run{N: 1 + h.rng.Int64N(8), Count: 1 + h.rng.Int64N(4)}
 		if h.rng.IntN(4) == 0 {
-			run = policy.Run{N: 1, Count: 1 + h.rng.Int64N(30), UpTo: true}
+			run = policy.Run{N: 1, Count: 1 + h.rng.Int64N([]int64{30, 500}[h.rng.IntN(2)]), UpTo: true}
 		}
-		switch h.rng.IntN(4) {
-		case 0:
+		switch h.rng.IntN(8) {
+		case 0, 1:
 			run.Leave = policy.Leave{Tokens: h.rng.Int64N(50)}
-		case 1:
+		case 2:
 			run.Leave = policy.Leave{Percent: h.rng.Int64N(20)}
+		case 3:
+			run.Leave = policy.Leave{Percent: 100}
 		}
 		runs[i] = policy.FlowRun{Flow: h.flow(), Run: run}
 	}
 	inLine := h.rng.IntN(2) == 0
-	replies, err := h.calls.Do(ctx, h.rdb, []lua.FlowTakes{{
-		Key: h.key, Runs: runs, InLine: inLine, Terms: h.rng.IntN(4) == 0,
-	}})
+	told := h.rng.IntN(4) == 0
+	replies, err := h.calls.Do(ctx, h.rdb, []lua.FlowTakes{{Key: h.key, Runs: runs, InLine: inLine, Terms: told}})
 	require.NoError(h.t, err, where)
 	reply := replies[0]
 	require.NoError(h.t, reply.Err, where)
@@ -346,14 +399,37 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	want := oracle.Divided(&h.bucket, h.division, runs, inLine, now)
 	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
 	made := true
+	free := false
 	for i, w := range want {
 		made = made && w.Taken == runs[i].Count
+		free = free || w.Free > 0
 	}
 	require.Equal(h.t, made, reply.OK, where)
+	require.Equal(h.t, made && !told && !free, reply.Runs == nil, where)
+	require.Equal(h.t, !made || told, reply.Terms != nil, where)
+	if c := h.bucket.Control; reply.Terms != nil {
+		require.Equal(h.t, c.Terms, *reply.Terms, where)
+		require.Equal(h.t, lua.Refilled{Version: policy.Version{Era: c.Era, Index: c.Index}, Last: c.Last, Now: now},
+			reply.Refilled, where)
+	}
+	for i, run := range runs {
+		h.refusedOf(run.Run, run.Count-want[i].Taken)
+	}
 	for i := range reply.Runs {
 		require.Equal(h.t, want[i].Taken, reply.Runs[i].Taken, "%s, run %d of %v", where, i, runs)
 		require.Equal(h.t, want[i].Free, reply.Runs[i].Free, "%s, run %d of %v", where, i, runs)
 		require.Equal(h.t, want[i].Wait, reply.Runs[i].Wait.Microseconds(), "%s, run %d of %v", where, i, runs)
+	}
+}
+
+// refusedOf counts those takes of a run that were denied: of one that takes what there is, only if that is nothing.
+func (h *flowHistory) refusedOf(run policy.Run, denied int64) {
+	terms := h.bucket.Control.Terms
+	switch {
+	case run.UpTo && denied == run.Count:
+		h.refused(denied)
+	case !run.UpTo && run.N+run.Leave.Of(terms.Capacity) <= terms.Capacity:
+		h.refused(denied * run.N)
 	}
 }
 
@@ -362,6 +438,8 @@ func (h *flowHistory) compare(ctx context.Context, where string) {
 	tokens, err := h.rdb.Get(ctx, h.key).Int64()
 	require.NoError(h.t, err, where)
 	require.Equal(h.t, *h.bucket.Tokens, tokens, where)
+	denied, _ := h.rdb.HGet(ctx, lua.ControlKey(h.key), "denied").Int64()
+	require.Equal(h.t, h.denied, denied, where)
 	fields, err := h.rdb.HGetAll(ctx, lua.FlowsKey(h.key)).Result()
 	require.NoError(h.t, err, where)
 	if h.division == nil {

@@ -379,6 +379,15 @@ func TestAMissingRightIsReported(t *testing.T) {
 			_, _, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, []lua.Demand{{Key: "b", N: 1}})
 			return err
 		}},
+		"takes for flows, plan": {"hmget", func() error {
+			_, err := takeFor(ctx, rdb, "b", "a", 5)
+			return err
+		}},
+		"takes for flows, counts": {"hincrby", func() error {
+			_, err := takeFor(ctx, rdb, "b", "a", 5)
+			return err
+		}},
+		"plan": {"hget", func() error { return planned(ctx, rdb, "b", listing(2)) }},
 		"reserve, records": {"hget", func() error {
 			_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 1, TTL: time.Minute})
 			return err
@@ -388,7 +397,7 @@ func TestAMissingRightIsReported(t *testing.T) {
 			return err
 		}},
 	} {
-		storeCase(ctx, t, rdb, "b", 100)
+		storeDivided(ctx, t, rdb, "b")
 		require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-"+c.command).Err())
 		err := c.call()
 		require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "+@all").Err())

@@ -4,7 +4,7 @@
 --       2 {K}:flows  the plan: see division
 --       3 {K}:use    what the flows asked for
 -- ARGV  1 era, 2 index: of the refill that the plan comes with
---       3 era, 4 index: of the refill that the plan came with which this one changes; 0 and 0 if it replaces any plan
+--       3 era, 4 index: of the refill that the plan came with which this one changes; era 0 if it replaces any plan
 --       5 kept: 1 if a plan that is there stays as it is, but for when it ends
 --       6 read: 1 to read what was asked for, and begin a period
 --       7 floor, 8 unlisted, 9 most, 10 span_us, 11 price: see division
@@ -28,19 +28,21 @@ local PART = 1000 -- fields of one command
 local LEAST_SAVED = 5
 local TENTH = 10
 local FULL_ABOVE = 1.25
-local whole = ARGV[3] == '0' and ARGV[4] == '0'
+local whole = ARGV[3] == '0' -- no era is
 local tokens = get_integer(KEYS[1])
 if tokens == false then return {3, 1} end
-local header = pcall('HGET', KEYS[2], '/')
-if type(header) == 'table' then
-  wrong_type(header)
-  return {3, 2}
+
+-- field reads a field: false if it is missing, nil if the key holds something else.
+local function field(key, name)
+  local text = pcall('HGET', key, name)
+  if type(text) ~= 'table' then return text end
+  wrong_type(text)
 end
-local began = pcall('HGET', KEYS[3], '//')
-if type(began) == 'table' then
-  wrong_type(began)
-  return {3, 3}
-end
+
+local header = field(KEYS[2], '/')
+if header == nil then return {3, 2} end
+local began = field(KEYS[3], '//')
+if began == nil then return {3, 3} end
 local WIDE = '%16d '
 local HEADER = 137 -- where the price begins
 
@@ -48,11 +50,8 @@ local HEADER = 137 -- where the price begins
 local function number(text, n) return sub(text, 17 * n - 16, 17 * n - 1) + 0 end
 
 local there = header and #header >= HEADER
-local was = {clock = 0, floor = 0, at = 0, era = 0, index = 0}
-if there then
-  was = {clock = number(header, 1), floor = number(header, 3), at = number(header, 6), era = number(header, 7),
-    index = number(header, 8)}
-end
+local was = there and {clock = number(header, 1), floor = number(header, 3), at = number(header, 6),
+  era = number(header, 7), index = number(header, 8)}
 
 -- later reports whether the plan that is there came with the refill of era and index or with a later one.
 local function later(era, index) return was.era > era or was.era == era and was.index >= index end
@@ -63,10 +62,12 @@ if there and later(ARGV[1] + 0, ARGV[2] + 0) or
 end
 local now = now_us()
 local clock = now
+local advanced = now
 if there then
   local held = max(0, tokens or 0)
   local full = held < was.floor and min(1, held * FULL_ABOVE / was.floor) or 1
   clock = was.clock + floor(max(0, now - was.at) * full * full)
+  advanced = max(now, was.at)
 end
 
 -- in_parts calls a command for the fields of a list, so many at a time.
@@ -74,21 +75,16 @@ local function in_parts(command, fields)
   for i = 1, #fields, PART do call(command, KEYS[2], unpack(fields, i, min(#fields, i + PART - 1))) end
 end
 
--- old_texts returns, by field, what the plan that is there says of teams, and of flows if it is replaced.
+-- old_texts returns all fields of the plan that is there, if it is replaced.
 local function old_texts()
   local old = {}
-  if whole then
-    local all = call('HGETALL', KEYS[2])
-    for i = 1, #all, 2 do old[all[i]] = all[i + 1] end
-    old['/'] = nil
-  else
-    for i = 14, 11 + 3 * ARGV[13], 3 do old[ARGV[i]] = call('HGET', KEYS[2], ARGV[i]) or nil end
-  end
+  local all = whole and call('HGETALL', KEYS[2]) or {}
+  for i = 1, #all, 2 do old[all[i]] = all[i + 1] end
   return old
 end
 
--- replace writes teams and flows, and drops those that are planned no longer.
-local function replace()
+-- replace writes a header, teams and flows, and drops those that are planned no longer.
+local function replace(new)
   local old = old_texts()
   local fields, gone = {}, {}
   local prices = {}
@@ -102,14 +98,15 @@ local function replace()
     fields[#fields + 1] = text
     old[field] = nil
   end
+  put('/', new)
   for _ = 1, ARGV[13] + 0 do
     local name = arg()
     local price, rest = arg(), arg()
     local used = 0
     if rest + 0 > 0 then
       used = clock - max(ARGV[10] + 0, math.ceil(LEAST_SAVED * rest))
-      local before = old[name]
-      if before and sub(before, 35) + 0 > 0 then used = max(used, number(before, 1)) end
+      local before = old[name] or not whole and call('HGET', KEYS[2], name)
+      if before then used = max(used, number(before, 1)) end -- 0 of a team that had no rest
     end
     prices[name] = price
     put(name, format(WIDE, used) .. format('%16s ', price) .. rest)
@@ -136,17 +133,15 @@ end
 
 -- new_header returns the header: settings are the numbers from span_us to most, and the price.
 local function new_header(settings, price)
-  return format(WIDE, clock) .. settings .. format(WIDE .. WIDE .. WIDE, max(now, was.at), ARGV[1], ARGV[2]) .. price
+  return format(WIDE, clock) .. settings .. format(WIDE .. WIDE .. WIDE, advanced, ARGV[1], ARGV[2]) .. price
 end
 
 if not there then call('DEL', KEYS[2]) end -- a header that can't be read
 if ARGV[5] == '0' or not there then
-  replace()
-  header = new_header(format(WIDE .. WIDE .. WIDE .. WIDE, ARGV[10], ARGV[7], ARGV[8], ARGV[9]), ARGV[11])
+  replace(new_header(format(WIDE .. WIDE .. WIDE .. WIDE, ARGV[10], ARGV[7], ARGV[8], ARGV[9]), ARGV[11]))
 else
-  header = new_header(sub(header, 18, 85), sub(header, HEADER))
+  call('HSET', KEYS[2], '/', new_header(sub(header, 18, 85), sub(header, HEADER)))
 end
-call('HSET', KEYS[2], '/', header)
 local use = {}
 local covered = 0
 if not began or ARGV[6] == '1' then

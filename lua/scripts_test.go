@@ -698,6 +698,7 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 	lazy := policy.Template{Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(1)}}.Terms(policy.Fence{Epoch: 7})
 	storeCase(ctx, t, rdb, "b", 100)
 	storeCase(ctx, t, rdb, "full", 1000)
+	storeDivided(ctx, t, rdb, "divided")
 	run := policy.Run{N: 5, Count: 1}
 	_, err := lua.TakeOnce(ctx, rdb, "b", "charged", run, time.Hour)
 	require.NoError(t, err)
@@ -723,6 +724,17 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 		"Take of no bucket": func(c lua.Client) error {
 			_, err := takeOne(ctx, c, "none", 1, false)
 			return err
+		},
+		"Takes for flows, denied": func(c lua.Client) error {
+			_, err := takeFor(ctx, c, "b", "a", 900)
+			return err
+		},
+		"Takes for flows of no bucket": func(c lua.Client) error {
+			_, err := takeFor(ctx, c, "none", "a", 1)
+			return err
+		},
+		"Plan that is there": func(c lua.Client) error {
+			return planned(ctx, c.(redis.UniversalClient), "divided", listing(1))
 		},
 		"TakeOnce, denied": func(c lua.Client) error {
 			_, err := lua.TakeOnce(ctx, c, "b", "new", policy.Run{N: 900, Count: 1}, time.Hour)

@@ -1,15 +1,14 @@
 -- Shared by the scripts that answer a take for a flow; it follows denial and division.
 --
 -- A turn is what is known of a take, or of a run of them, for a flow: flow, narrow and wide, the places among the
--- fields that were read of the flow and of its teams; n, count and leave as in takes, leave in tokens; field, under
--- which it was counted, nil for none.
+-- fields that were read of the flow and of its teams; n and leave as in takes, leave in tokens; field, under which it
+-- was counted, nil for none.
 local SOON = 20 -- the part of an interval after which an overdue plan is read again
 
 -- served counts what is asked for in the turn of a flow and makes the takes that fit into a bucket that holds tokens.
 -- It returns the tokens taken, and those of them for which the flow pays nothing. write_rights is to follow.
 local function served(use, turn, n, count, leave, tokens)
   turn.n = n
-  turn.count = count
   turn.leave = leave
   local each = max(1, n)
   local field, before = ask(use, turn.flow, turn.narrow, format('%d', each * count))
@@ -31,13 +30,13 @@ local function turn_us(turn, s, p, left, now)
   if within < 0 then return within end
   local above = wait_us(s, p, left, each + max(turn.leave, reserve), now)
   local of = right(turn.flow, turn.narrow, turn.wide)
-  local has = of and saved(of, size_of(turn.n, turn.count))
-  local refills = has and has <= 0 and floor(-has / p.interval) + 1 or not has and within == 0 and 1
-  if refills then
+  local refills = within == 0 and 1 or 0
+  if of then refills = floor((used[of] - clock) / p.interval) + 1 end
+  if refills > 0 then
     -- A plan that comes after its refill may be under way: it is asked for soon.
     local due = advanced() + refills * p.interval - now
-    if due < 1 then due = max(1, floor(p.interval / SOON)) end
+    if due < 1 then due = floor(p.interval / SOON) end
     within = max(within, due)
   end
-  return above >= 0 and above < within and above or within
+  return above >= 0 and min(above, within) or within
 end

@@ -286,7 +286,7 @@ func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) i
 	if earned > 0 {
 		due := d.At + earned*s.Terms.Interval - now
 		if due < 1 {
-			due = max(1, s.Terms.Interval/soon)
+			due = s.Terms.Interval / soon
 		}
 		within = max(within, due)
 	}

@@ -1,0 +1,389 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// listing is a plan with flow a, which has the right to 5 tokens, and a floor of 50.
+func listing(index int64) policy.Plan {
+	return policy.Plan{
+		Version: policy.Version{Era: buckettest.Era, Index: index}, Whole: true, Floor: 50, Most: 5, Span: second,
+		Lasts: 3600 * second, Teams: []policy.PlannedTeam{{Name: policy.RootTeam, Price: 100_000}},
+		Listed: []policy.PlannedFlow{{Name: "a", Weight: 1}},
+	}
+}
+
+// planned writes a plan.
+func planned(ctx context.Context, rdb redis.UniversalClient, key string, p policy.Plan) error {
+	return lua.PlanBatch(ctx, rdb, []lua.PlanCall{{Key: key, Plan: p}})[0].Err
+}
+
+// storeDivided stores a bucket of 100 tokens with the plan listing(1).
+func storeDivided(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) {
+	t.Helper()
+	require.NoError(t, rdb.Del(ctx, lua.FlowsKey(key), lua.UseKey(key)).Err())
+	storeCase(ctx, t, rdb, key, 100)
+	require.NoError(t, planned(ctx, rdb, key, listing(1)))
+}
+
+// takeFor makes a take of n tokens for a flow, and asks for the policy.
+func takeFor(ctx context.Context, c lua.Client, key, flow string, n int64) (lua.TakesReply, error) {
+	runs := []policy.FlowRun{{Flow: flow, Run: policy.Run{N: n, Count: 1}}}
+	replies, err := new(lua.FlowTakesCall).Do(ctx, c, []lua.FlowTakes{{Key: key, Runs: runs, Terms: true}})
+	if err != nil {
+		return lua.TakesReply{}, err
+	}
+	return replies[0], replies[0].Err
+}
+
+// flowOperations are the functions that call a script for flow a, and that which writes a plan.
+var flowOperations = map[string]func(ctx context.Context, c lua.Client, key string) error{
+	"Takes": func(ctx context.Context, c lua.Client, key string) error {
+		_, err := takeFor(ctx, c, key, "a", 5)
+		return err
+	},
+	"TakesWithoutTerms": func(ctx context.Context, c lua.Client, key string) error {
+		runs := []policy.FlowRun{{Flow: "a", Run: policy.Run{N: 5, Count: 1}}}
+		replies, err := new(lua.FlowTakesCall).Do(ctx, c, []lua.FlowTakes{{Key: key, Runs: runs}})
+		if err != nil {
+			return err
+		}
+		return replies[0].Err
+	},
+	"TakeOnce": func(ctx context.Context, c lua.Client, key string) error {
+		flow := "a"
+		_, err := lua.TakeOnceFor(ctx, c, key, &flow, "request", policy.Run{N: 5, Count: 1}, time.Minute)
+		return err
+	},
+	"TakeAll": func(ctx context.Context, c lua.Client, key string) error {
+		flow := "a"
+		_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: key, N: 5, Flow: &flow}})
+		return err
+	},
+	"Reserve": func(ctx context.Context, c lua.Client, key string) error {
+		flow := "a"
+		_, err := lua.Reserve(ctx, c, key, lua.ReserveCall{ID: "x", N: 5, TTL: time.Minute, Flow: &flow})
+		return err
+	},
+	"Lease": func(ctx context.Context, c lua.Client, key string) error {
+		flow := "a"
+		_, err := lua.Lease(ctx, c, key, lua.LeaseCall{ID: "x", Seq: 1, Want: 5, TTL: time.Minute, Flow: &flow})
+		return err
+	},
+	"Plan": func(ctx context.Context, c lua.Client, key string) error {
+		return planned(ctx, c.(redis.UniversalClient), key, listing(2))
+	},
+}
+
+func TestAKeyOfAnotherKindIsMalformedForFlowsAndStays(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		const key = "bucket"
+		spoilt := func(name, kind string, set func(name string) error, ignoredBy ...string) {
+			for op, call := range flowOperations {
+				where := fmt.Sprintf("%s of a bucket with %s in %s", op, kind, name)
+				storeDivided(ctx, t, rdb, key)
+				require.NoError(t, rdb.Del(ctx, name).Err(), where)
+				require.NoError(t, set(name), where)
+				before := dump(ctx, t, rdb)
+				err := call(ctx, rdb, key)
+				if slices.Contains(ignoredBy, op) {
+					require.NoError(t, err, where)
+					require.Equal(t, before[name], dump(ctx, t, rdb)[name], where)
+					continue
+				}
+				require.ErrorIs(t, err, lua.ErrMalformedBucket, where)
+				require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", name), where)
+				require.Equal(t, before, dump(ctx, t, rdb), where)
+			}
+		}
+		list := func(name string) error { return rdb.LPush(ctx, name, 1).Err() }
+		spoilt(key, "a list", list)
+		for _, text := range []string{"many", "1.5", "007", "-0", "", "9007199254740992", "-9007199254740992",
+			"99999999999999999999"} {
+			spoilt(key, text, func(name string) error { return rdb.Set(ctx, name, text, 0).Err() })
+		}
+		spoilt(lua.ControlKey(key), "a list", list, "Plan", "TakesWithoutTerms")
+		spoilt(lua.ControlKey(key), "another hash", func(name string) error {
+			return rdb.HSet(ctx, name, "st", "1 2 3", "pol", "x").Err()
+		}, "Plan", "TakesWithoutTerms")
+		spoilt(lua.FlowsKey(key), "a list", list)
+		spoilt(lua.UseKey(key), "a list", list, slices.DeleteFunc(slices.Collect(maps.Keys(flowOperations)),
+			func(op string) bool { return op == "Plan" })...)
+	})
+}
+
+// A header that is too short is no plan. The next plan replaces it, whatever it was.
+func TestAPlanThatCanNotBeReadIsReplaced(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		const key = "bucket"
+		for op, call := range flowOperations {
+			storeDivided(ctx, t, rdb, key)
+			header := rdb.HGet(ctx, lua.FlowsKey(key), "/").Val()
+			require.NoError(t, rdb.HSet(ctx, lua.FlowsKey(key), "/", header[:136], "z", "x").Err())
+			if op != "Plan" {
+				require.ErrorContains(t, call(ctx, rdb, key), fmt.Sprintf("the key %q does not hold", lua.FlowsKey(key)), op)
+				require.Equal(t, "100", rdb.Get(ctx, key).Val(), op)
+				continue
+			}
+			kept := listing(0)
+			kept.Kept = true
+			require.NoError(t, planned(ctx, rdb, key, kept))
+			fields := rdb.HGetAll(ctx, lua.FlowsKey(key)).Val()
+			require.Len(t, fields, 2, "the header and flow a")
+			require.Len(t, fields["/"], len(header))
+			require.NoError(t, rdb.HSet(ctx, lua.FlowsKey(key), "/", header).Err())
+			require.NoError(t, call(ctx, rdb, key))
+		}
+	})
+}
+
+func TestTakesForFlowsOfABucketWithoutState(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		_, err := takeFor(ctx, rdb, "none", "a", 1)
+		require.ErrorIs(t, err, lua.ErrUnknownBucket)
+		require.Empty(t, dump(ctx, t, rdb))
+
+		require.NoError(t, rdb.Set(ctx, "b", 3, 0).Err())
+		reply, err := takeFor(ctx, rdb, "b", "a", 5)
+		require.NoError(t, err)
+		require.NotZero(t, reply.Now)
+		require.Equal(t, lua.TakesReply{
+			Remaining: 3, Refilled: lua.Refilled{Now: reply.Now}, Runs: []lua.RunReply{{Wait: -time.Microsecond}},
+		}, reply, "when it is refilled is unknown")
+		all := policy.FlowRun{Flow: "a", Run: policy.Run{N: 3, Count: 1, Leave: policy.Leave{Percent: 20}}}
+		replies, err := new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{{Key: "b", Runs: []policy.FlowRun{all}}})
+		require.NoError(t, err)
+		require.Equal(t, lua.TakesReply{OK: true}, replies[0], "of no capacity nothing is to be left")
+
+		storeDivided(ctx, t, rdb, "b")
+		require.NoError(t, rdb.Del(ctx, "b").Err())
+		reply, err = takeFor(ctx, rdb, "b", "a", 1)
+		require.NoError(t, err, "it lost its tokens")
+		require.False(t, reply.OK)
+		require.Zero(t, reply.Remaining)
+		require.Zero(t, rdb.Exists(ctx, "b").Val())
+	})
+}
+
+// A bucket of 100 tokens with the bound 100 isn't below it. An unknown bucket is so whatever the bound.
+func TestTakesForFlowsAreMadeBelowTheirBound(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		run := []policy.FlowRun{{Flow: "a", Run: policy.Run{N: 5, Count: 1}}}
+		takes := func(key string, below int64) lua.FlowTakes { return lua.FlowTakes{Key: key, Runs: run, Below: below} }
+		for _, key := range []string{"b", "c", "d"} {
+			storeDivided(ctx, t, rdb, key)
+		}
+		replies, err := new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{takes("b", 100), takes("none", 1), takes("c", 99),
+			takes("d", 101)})
+		require.NoError(t, err)
+		require.Equal(t, lua.TakesReply{Missed: true}, replies[0])
+		require.ErrorIs(t, replies[1].Err, lua.ErrUnknownBucket)
+		require.Equal(t, lua.TakesReply{Missed: true}, replies[2])
+		require.Equal(t, lua.TakesReply{OK: true, Remaining: 95}, replies[3])
+		require.Equal(t, []string{"100", "100", "95"}, []string{rdb.Get(ctx, "b").Val(), rdb.Get(ctx, "c").Val(),
+			rdb.Get(ctx, "d").Val()})
+		require.EqualValues(t, 1, rdb.HLen(ctx, lua.UseKey("b")).Val(), "what is not tried is not counted")
+		replies, err = new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{takes("b", 100)})
+		require.NoError(t, err)
+		require.Equal(t, lua.TakesReply{Missed: true}, replies[0])
+		require.NoError(t, rdb.Set(ctx, "b", 0, 0).Err())
+		replies, err = new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{takes("b", 1)})
+		require.NoError(t, err)
+		require.False(t, replies[0].OK)
+		require.Len(t, replies[0].Runs, 1)
+	})
+}
+
+// The clock of a division whose bucket lost its tokens does not move: it served none.
+func TestTheClockOfABucketThatLostItsTokensIsNotAdvanced(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-11-26T12:00:00Z")
+	ctx := t.Context()
+	storeDivided(ctx, t, w.rdb, "b")
+	before := w.now.UnixMicro()
+	for i, held := range []string{"", "-7"} {
+		require.NoError(t, w.rdb.Del(ctx, "b").Err())
+		if held != "" {
+			require.NoError(t, w.rdb.Set(ctx, "b", held, 0).Err())
+		}
+		w.set(w.now.Add(time.Second))
+		result := lua.PlanBatch(ctx, w.rdb, []lua.PlanCall{{Key: "b", Plan: listing(int64(i) + 2)}})[0]
+		require.NoError(t, result.Err)
+		require.Equal(t, before, result.Clock)
+	}
+}
+
+// Redis passes 1000 fields to one command of a script.
+func TestAPlanOfManyFlowsReplacesAnotherOne(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		for i, prefix := range []string{"x", "y"} {
+			p := listing(int64(i) + 2)
+			p.Listed = nil
+			for n := range 2100 {
+				p.Listed = append(p.Listed, policy.PlannedFlow{Name: fmt.Sprint(prefix, n), Weight: 1})
+			}
+			require.NoError(t, planned(ctx, rdb, "b", p))
+			fields := rdb.HGetAll(ctx, lua.FlowsKey("b")).Val()
+			require.Len(t, fields, 2101)
+			for _, f := range p.Listed {
+				require.Contains(t, fields, f.Name)
+			}
+		}
+	})
+}
+
+// takesFor makes takes of 5 tokens for flows.
+func takesFor(ctx context.Context, t testing.TB, rdb *redis.Client, key string, flows ...string) lua.TakesReply {
+	t.Helper()
+	var runs []policy.FlowRun
+	for _, flow := range flows {
+		runs = append(runs, policy.FlowRun{Flow: flow, Run: policy.Run{N: 5, Count: 1}})
+	}
+	replies, err := new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{{Key: key, Runs: runs}})
+	require.NoError(t, err)
+	require.NoError(t, replies[0].Err)
+	return replies[0]
+}
+
+// Without counts, each take counts as the first one of its flow, which is made below the floor, too. The counts of an
+// evicted key would have no expiry, so that it is not made again.
+func TestTakesForFlowsThatCanNotBeCountedAreMade(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		use := lua.UseKey("b")
+		for name, spoil := range map[string]func() error{
+			"a list":  func() error { return rdb.LPush(ctx, use, 1).Err() },
+			"evicted": func() error { return nil },
+			"no number": func() error {
+				return rdb.HSet(ctx, use, "//", "1", "y", "x", "z", "x").Err()
+			},
+		} {
+			storeDivided(ctx, t, rdb, "b")
+			require.NoError(t, rdb.Set(ctx, "b", 40, 0).Err())
+			require.NoError(t, rdb.Del(ctx, use).Err())
+			require.NoError(t, spoil(), name)
+			before := dump(ctx, t, rdb)[use]
+			require.Equal(t, lua.TakesReply{OK: true, Remaining: 25}, takesFor(ctx, t, rdb, "b", "y", "z", "x"), name)
+			require.Equal(t, before, dump(ctx, t, rdb)[use], name)
+			require.NoError(t, rdb.Set(ctx, "b", 4, 0).Err())
+			require.False(t, takesFor(ctx, t, rdb, "b", "y", "z").OK, name)
+			require.Equal(t, before, dump(ctx, t, rdb)[use], "%s: nor is a denial counted", name)
+		}
+	})
+}
+
+func TestTakesForFlowsOfSeveralBucketsHaveNothingInCommon(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for _, key := range []string{"b", "c", "d"} {
+			storeDivided(ctx, t, rdb, key)
+		}
+		require.NoError(t, rdb.Del(ctx, lua.UseKey("b")).Err())
+		require.NoError(t, rdb.LPush(ctx, lua.UseKey("b"), 1).Err())
+		takes := func(key, flow string) lua.FlowTakes {
+			return lua.FlowTakes{Key: key, Runs: []policy.FlowRun{{Flow: flow, Run: policy.Run{N: 5, Count: 1}}}}
+		}
+		calls := []lua.FlowTakes{takes("b", "a"), takes("c", "z"), takes("d", "a")}
+		replies, err := new(lua.FlowTakesCall).Do(ctx, rdb, calls)
+		require.NoError(t, err)
+		for i, key := range []string{"b", "c", "d"} {
+			require.NoError(t, replies[i].Err, key)
+			require.EqualValues(t, 95, replies[i].Remaining, key)
+		}
+		require.Equal(t, "5", rdb.HGet(ctx, lua.UseKey("c"), "z").Val())
+		require.Equal(t, "5", rdb.HGet(ctx, lua.UseKey("d"), "a").Val())
+	})
+}
+
+// Flow a has the right to 50 tokens. 60 are there, and refills have to add 441 until one more than the floor of 500 is.
+func TestAFlowWithoutARightWaitsForThePlanOfARefill(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-11-26T12:00:00Z")
+	ctx := t.Context()
+	storeDivided(ctx, t, w.rdb, "b")
+	require.NoError(t, w.rdb.Set(ctx, "b", 60, 0).Err())
+	p := listing(2)
+	p.Floor = 500
+	p.Listed[0].Name = "b"
+	require.NoError(t, planned(ctx, w.rdb, "b", p))
+	reply, err := takeFor(ctx, w.rdb, "b", "b", 50)
+	require.NoError(t, err)
+	require.True(t, reply.OK)
+	begin := w.now
+	for after, wait := range map[time.Duration]time.Duration{
+		0: 100 * time.Millisecond, 99_999 * time.Microsecond: time.Microsecond,
+		100 * time.Millisecond: 5 * time.Millisecond, // the plan is overdue
+	} {
+		w.set(begin.Add(after))
+		reply, err = takeFor(ctx, w.rdb, "b", "b", 1)
+		require.NoError(t, err)
+		require.Equal(t, []lua.RunReply{{Wait: wait}}, reply.Runs, "after %s", after)
+	}
+	reply, err = takeFor(ctx, w.rdb, "b", "b", 1001)
+	require.NoError(t, err)
+	require.Equal(t, []lua.RunReply{{Wait: -time.Microsecond}}, reply.Runs, "more than the capacity")
+}
+
+// The numbers of a plan are read whole if they have 16 digits.
+func TestTheNumbersOfAPlanMayHaveSixteenDigits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-11-26T12:00:00Z")
+	ctx := t.Context()
+	const large = 4_000_000_000_000_000
+	flow := func(name string, n int64) bool {
+		reply, err := takeFor(ctx, w.rdb, "b", name, n)
+		require.NoError(t, err)
+		return reply.OK
+	}
+	storeDivided(ctx, t, w.rdb, "b")
+	p := listing(2)
+	p.Floor = large
+	require.NoError(t, planned(ctx, w.rdb, "b", p))
+	require.True(t, flow("z", 5), "its first take")
+	require.False(t, flow("z", 5), "below the floor")
+
+	p = listing(3)
+	p.Floor, p.Unlisted = large, large
+	require.NoError(t, planned(ctx, w.rdb, "b", p))
+	require.True(t, flow("y", 5))
+	require.True(t, flow("y", 5), "an unlisted flow that asked for little")
+
+	p = listing(4)
+	p.Floor, p.Span = 0, large
+	p.Listed[0].Name = "b"
+	require.NoError(t, planned(ctx, w.rdb, "b", p))
+	require.NoError(t, w.rdb.Set(ctx, "b", 40, 0).Err())
+	w.set(w.now.Add(4 * time.Second))
+	p.Version.Index = 5
+	p.Floor, p.Span = 40, large
+	require.NoError(t, planned(ctx, w.rdb, "b", p))
+	runs := []policy.FlowRun{{Flow: "b", Run: policy.Run{N: 1, Count: 40}}}
+	replies, err := new(lua.FlowTakesCall).Do(ctx, w.rdb, []lua.FlowTakes{{Key: "b", Runs: runs}})
+	require.NoError(t, err)
+	require.True(t, replies[0].OK, "flow b saved its right for four seconds, which are 40 tokens")
+}
