@@ -132,6 +132,23 @@ func TestABudgetThatMissedStepsIsCreditedAllOfThem(t *testing.T) {
 	require.EqualValues(t, 100-1, w.take(template, "t:a", 1).Remaining, "it is full")
 }
 
+// A call sends the three latest steps of 60 for a budget of 100, which suffice without debt. Four steps pay 100 of debt
+// and fill it.
+func TestABudgetInDebtThatMissedStepsIsCreditedAllOfThem(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template := budgets(t, 1, policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 60}, 0)
+	require.True(t, w.take(template, "t:a", 1).OK)
+	_, err := lua.Reserve(t.Context(), w.rdb, "t:a",
+		lua.ReserveCall{ID: "x", N: 99, TTL: time.Minute, Overrun: policy.OverrunDebt})
+	require.NoError(t, err)
+	settled, err := lua.Settle(t.Context(), w.rdb, "t:a", "x", 300)
+	require.NoError(t, err)
+	require.EqualValues(t, 100, settled.Owed)
+	w.at("2026-01-01T04:00:00Z")
+	require.EqualValues(t, 100-1, w.take(template, "t:a", 1).Remaining)
+}
+
 // A bucket lives until steps have filled it twice: 3 steps of 40 fill 100.
 func TestABudgetExpiresWhenStepsHaveFilledItTwice(t *testing.T) {
 	t.Parallel()

@@ -135,7 +135,7 @@ func TestAPlanThatCanNotBeReadIsReplaced(t *testing.T) {
 		for op, call := range flowOperations {
 			storeDivided(ctx, t, rdb, key)
 			header := rdb.HGet(ctx, lua.FlowsKey(key), "/").Val()
-			require.NoError(t, rdb.HSet(ctx, lua.FlowsKey(key), "/", header[:136], "z", "x").Err())
+			require.NoError(t, rdb.HSet(ctx, lua.FlowsKey(key), "/", header[:136], "a", "x").Err())
 			if op != "Plan" {
 				require.ErrorContains(t, call(ctx, rdb, key), fmt.Sprintf("the key %q does not hold", lua.FlowsKey(key)), op)
 				require.Equal(t, "100", rdb.Get(ctx, key).Val(), op)

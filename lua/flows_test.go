@@ -374,7 +374,8 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	for i := range runs {
 		run := policy.Run{N: 1 + h.rng.Int64N(8), Count: 1 + h.rng.Int64N(4)}
 		if h.rng.IntN(4) == 0 {
-			run = policy.Run{N: 1, Count: 1 + h.rng.Int64N([]int64{30, 500}[h.rng.IntN(2)]), UpTo: true}
+			run = policy.Run{N: 1, Count: []int64{1 + h.rng.Int64N(30), 1 + h.rng.Int64N(500), 400}[h.rng.IntN(3)],
+				UpTo: true}
 		}
 		switch h.rng.IntN(8) {
 		case 0, 1:
