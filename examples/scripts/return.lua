@@ -317,7 +317,7 @@ end
 -- its teams has a rest.
 local function right(flow, narrow, wide)
   local text = fields[flow]
-  if text and (narrow == 1 or fields[narrow]) then
+  if text and fields[narrow] then
     if not used[flow] then
       local weight = sub(text, 18)
       local of = narrow == 1 and price or sub(fields[narrow], 18, 33) + 0
@@ -336,9 +336,6 @@ local function saved(at, n)
   return min(left, max(span, math.ceil(max(LEAST_SAVED, TAKES_SAVED * n) * prices[at])))
 end
 
--- size_of is the size of takes for which a flow saves: one of up to so many tokens gets a part of the floor at least.
-local function size_of(n, count) return n > 0 and n or min(count, max(1, floor(reserve / UP_TO_OF_FLOOR))) end
-
 -- ask counts n tokens that a flow asks for. It returns the field under which that counts, nil for none, and what was
 -- asked for under it before in this period.
 local function ask(use, flow, narrow, n)
@@ -346,7 +343,7 @@ local function ask(use, flow, narrow, n)
   local field = list[names + flow]
   local asked = pcall('HINCRBY', use, field, n)
   if type(asked) == 'table' then
-    local foreign = find(asked.err, 'WRONGTYPE', 1, true) or find(asked.err, 'not an integer', 1, true)
+    local foreign = find(asked.err, 'WRONGTYPE') or find(asked.err, 'not an integer')
     if not foreign then error(asked) end
     uncounted = true
     return nil, 0
@@ -356,7 +353,6 @@ local function ask(use, flow, narrow, n)
   local counted = call('HLEN', use)
   if counted == 1 then -- Redis evicted the key: the next plan makes it again, with its expiry
     call('DEL', use)
-    uncounted = true
     return nil, 0
   end
   if counted > sub(fields[1], 69, 84) + 1 and not fields[flow] then
@@ -377,7 +373,8 @@ local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local first = count
   if at then
     local size = n
-    if n == 0 then size = size_of(n, count) end
+    -- A take of up to so many tokens gets a part of the floor at least.
+    if n == 0 then size = min(count, max(1, floor(reserve / UP_TO_OF_FLOOR))) end
     local left = saved(at, size)
     if left <= 0 then
       first = 0
@@ -436,7 +433,7 @@ local function read_flow(flows, flow)
   local last = #needed
   local divided, err = read_division(flows, needed, 1, last)
   if err then wrong_type(err) end
-  return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
+  return divided and {flow = last, narrow = last - 1, wide = last - 2} or divided
 end
 
 -- pay_back gives a flow the right to n tokens back, as far as it may save so much.

@@ -337,9 +337,9 @@ end
 
 -- schedule reads that text; nil if it is empty.
 local function schedule(text)
+  if text == '' then return nil end
   local instants = {}
   for word in string.gmatch(text, '%d+') do instants[#instants + 1] = word + 0 end
-  if #instants < 3 then return nil end
   local full = table.remove(instants, 1)
   return {full = full, instants = instants}
 end
@@ -362,7 +362,7 @@ local function uncredited(s, p, instants)
   local most = #instants - 1
   local steps = 0
   while steps < most and instants[most - steps] >= first do steps = steps + 1 end
-  if steps == most and instants[1] > first and steps * p.tokens < p.capacity + s.debt then return nil end
+  if steps == most and steps * p.tokens < p.capacity + s.debt then return nil end
   return steps
 end
 
