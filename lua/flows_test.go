@@ -388,8 +388,8 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 		runs[i] = policy.FlowRun{Flow: h.flow(), Run: run}
 	}
 	inLine := h.rng.IntN(2) == 0
-	told := h.rng.IntN(4) == 0
-	replies, err := h.calls.Do(ctx, h.rdb, []lua.FlowTakes{{Key: h.key, Runs: runs, InLine: inLine, Terms: told}})
+	withTerms := h.rng.IntN(4) == 0
+	replies, err := h.calls.Do(ctx, h.rdb, []lua.FlowTakes{{Key: h.key, Runs: runs, InLine: inLine, Terms: withTerms}})
 	require.NoError(h.t, err, where)
 	reply := replies[0]
 	require.NoError(h.t, reply.Err, where)
@@ -406,8 +406,8 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 		free = free || w.Free > 0
 	}
 	require.Equal(h.t, made, reply.OK, where)
-	require.Equal(h.t, made && !told && !free, reply.Runs == nil, where)
-	require.Equal(h.t, !made || told, reply.Terms != nil, where)
+	require.Equal(h.t, made && !withTerms && !free, reply.Runs == nil, where)
+	require.Equal(h.t, !made || withTerms, reply.Terms != nil, where)
 	if c := h.bucket.Control; reply.Terms != nil {
 		require.Equal(h.t, c.Terms, *reply.Terms, where)
 		require.Equal(h.t, lua.Refilled{Version: policy.Version{Era: c.Era, Index: c.Index}, Last: c.Last, Now: now},
