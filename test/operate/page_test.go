@@ -142,6 +142,12 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 				!e.classList.contains("skip") && e.getBoundingClientRect().right > %d).map(e => e.outerHTML.slice(0, 80))`,
 				width), &out)
 			require.Empty(t, out, "nothing sticks out at %d px", width)
+			b.eval(`["Refilled", "Grant"].filter(label =>
+				[...document.querySelectorAll("[data-label=" + label + "]")].some(e =>
+				e.parentElement.getBoundingClientRect().width > e.getBoundingClientRect().width + 1))`, &out)
+			if width < 1024 {
+				require.Empty(t, out, "cells in rows of their own are as wide as these at %d px", width)
+			}
 			b.shot(fmt.Sprintf("%dpx-%s", width, scheme))
 			b.eval(`document.getElementById("templates").scrollIntoView()`, nil)
 			b.shot(fmt.Sprintf("%dpx-%s-templates", width, scheme))
