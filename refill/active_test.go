@@ -299,6 +299,36 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	})
 }
 
+// A call takes longer than a refill interval. The replica that takes the active set over needs several. Two seconds is
+// the longest stretch that one refill credits.
+func TestReplicasFarAwayRefillTheActiveSet(t *testing.T) {
+	for _, oneWay := range []time.Duration{30 * time.Millisecond, 75 * time.Millisecond, 150 * time.Millisecond} {
+		t.Run(oneWay.String(), func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:",
+					Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(300), Interval: interval}}}, nil)
+				require.NoError(t, err)
+				var replicas []*replica
+				for _, name := range []string{"a", "b", "c"} {
+					rep := r.startWith(name, false, 1, set)
+					rep.set(func() { rep.latency = oneWay })
+					replicas = append(replicas, rep)
+				}
+				for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+					r.server.takeTemplate(set.Of("user:1"), "user:1", 10)
+				}
+				worst := worstGap(r.server, []string{"user:1"})
+				r.server.set(func() { t.Logf("%d refills, longest gap %s", len(r.server.applied["user:1"]), worst) })
+				require.Less(t, worst, 2*time.Second)
+				require.Less(t, worst, 11*oneWay, "longest gap")
+				for _, rep := range replicas {
+					rep.stop()
+				}
+			})
+		})
+	}
+}
+
 // The pulse may return before the reply to a call for the claim has arrived.
 func TestAClaimMakesNoStandbyRefill(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
@@ -306,8 +336,8 @@ func TestAClaimMakesNoStandbyRefill(t *testing.T) {
 		a.stop()
 		w := a.assign([]master{{}})[0]
 		won := func() bool {
-			w.applyReply(w.sets.claim, &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied}}, time.Now(),
-				&notices{})
+			applied := lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied}}
+			w.applyReply(w.sets.claim, &applied, &trip{sent: time.Now(), replied: time.Now()}, &notices{})
 			return w.sets.held
 		}
 		w.pulse.state = silent

@@ -63,7 +63,7 @@ func (w *worker) applyBatch(ctx context.Context, batch []*bucket, t *trip) {
 	for i, b := range batch {
 		res := &t.results[i]
 		w.r.observe(t.event(i))
-		w.applyReply(b, res, t.replied, &news)
+		w.applyReply(b, res, t, &news)
 		warnUndivided(&news, b.key, b.division, &b.undivided)
 		if !w.refills() && b.doubtful() {
 			b.unannounced, b.due = true, t.replied.Add(maxBucketBackoff)
@@ -89,7 +89,7 @@ func (w *worker) applyBatch(ctx context.Context, batch []*bucket, t *trip) {
 }
 
 // applyReply applies the reply to the refill of one bucket.
-func (w *worker) applyReply(b *bucket, res *lua.RefillResult, replied time.Time, news *notices) {
+func (w *worker) applyReply(b *bucket, res *lua.RefillResult, t *trip, news *notices) {
 	switch {
 	case res.Err == nil:
 		if b.failures > 0 {
@@ -101,16 +101,16 @@ func (w *worker) applyReply(b *bucket, res *lua.RefillResult, replied time.Time,
 			b.compare(news, res.Outcome)
 			b.report(news, res.Outcome)
 		}
-		b.apply(res.Outcome, replied, w.rng)
+		b.apply(res.Outcome, t.replied, t.replied.Sub(t.sent), w.rng)
 		b.state = res.Seen
-		w.align(b, res.Outcome, replied)
+		w.align(b, res.Outcome, t.replied)
 	case ownFault(res.Err):
-		b.fail(replied, w.rng)
+		b.fail(t.replied, w.rng)
 		if b.failures == 1 {
 			news.add(hclog.Error, "bucket can't be refilled", "bucket", b.key, "error", res.Err)
 		}
 	default:
-		b.due = replied.Add(backoff(1, maxBackoff, w.rng))
+		b.due = t.replied.Add(backoff(1, maxBackoff, w.rng))
 	}
 	if b.claim && (res.Err == nil || ownFault(res.Err)) {
 		w.sets.assume()

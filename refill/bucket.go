@@ -43,9 +43,10 @@ type bucket struct {
 	division  *division // nil unless it has flows
 	undivided bool      // its plan could not be written
 
-	signal bool // it has no consumers: it is a claim or the pulse
-	claim  bool // the replica that refilled it last refills the active sets
-	held   bool // a claim: that is this replica
+	signal bool          // it has no consumers: it is a claim or the pulse
+	claim  bool          // the replica that refilled it last refills the active sets
+	held   bool          // a claim: that is this replica
+	took   time.Duration // a claim: about the longest of the last calls
 }
 
 // refusal is why the server keeps other terms of a bucket in force than ours.
@@ -137,6 +138,9 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.claim:
 		c.Create = policy.CreateInitial // no consumer takes its tokens
+		if !b.held {
+			c.Version = policy.Version{} // the call only reads, unless our configuration is later
+		}
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated() || b.refusal == overridden:
 		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know
@@ -166,8 +170,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	return lua.RefillCall{Key: b.key, Call: c, Seen: b.state}
 }
 
-// apply applies the reply to a call and sets the time of the next call.
-func (b *bucket) apply(o policy.Outcome, replied time.Time, rng *rand.Rand) {
+// apply applies the reply to a call that took so long and sets the time of the next call.
+func (b *bucket) apply(o policy.Outcome, replied time.Time, took time.Duration, rng *rand.Rand) {
 	b.failures = 0
 	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
 	if o.Status == policy.StatusUnknown {
@@ -191,7 +195,7 @@ func (b *bucket) apply(o policy.Outcome, replied time.Time, rng *rand.Rand) {
 	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
 	if b.claim {
-		wait = b.applyClaim(o, rng)
+		wait = b.applyClaim(o, took, rng)
 	}
 	b.due = replied.Add(wait)
 }

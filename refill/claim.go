@@ -8,10 +8,12 @@ import (
 )
 
 // A claim is a bucket without consumers, one for each master. The replica that refilled it last refills the active sets
-// on that master. Replicas race for a claim as for any bucket: its holder keeps it, and the others' calls write
-// nothing. When the holder stops, another replica takes the claim over. A replica with a later version of the
-// configuration takes the claim from one with an older version, by its fence, because it has the templates that are in
-// force.
+// on that master. The other replicas only read when that was. When the holder has stopped, they race for the claim as
+// for any bucket. A replica with a later version of the configuration takes the claim from one with an older version,
+// by its fence, because it has the templates that are in force.
+//
+// A replica that takes a claim over has to make five calls before it refills a bucket. So a claim has to stay with its
+// holder, also where a call takes longer than an interval.
 //
 // If two replicas refill the active sets at once, they only do work twice: each bucket has an index.
 
@@ -19,7 +21,8 @@ const (
 	// outdatedWaits is how many intervals after the claim's last refill a replica with an older configuration calls
 	// again, even if that refill was its own. This gives a replica with a later configuration time to take the claim.
 	outdatedWaits = 3
-	// abandonedAfter is how long after its last refill a claim is abandoned, in quarters of an interval.
+	// abandonedAfter is how long after its last refill a claim is abandoned, in quarters of an interval. The time of two
+	// calls is added: the holder calls an interval after it has received a reply.
 	abandonedAfter = 5
 )
 
@@ -30,23 +33,28 @@ func newClaim(key string, interval time.Duration, version int64) *bucket {
 	return b
 }
 
-// applyClaim records whether this replica has the claim, and returns the time until the next call. Other replicas give
-// the holder a fifth of an interval and more, because it may be busy. After each change of the holder, the new one has
-// to call once for each bucket.
-func (b *bucket) applyClaim(o policy.Outcome, rng *rand.Rand) time.Duration {
+// abandoned returns how long after its last refill the holder of a claim has left it.
+func (b *bucket) abandoned() time.Duration { return b.interval*abandonedAfter/4 + 2*b.took }
+
+// applyClaim records whether this replica has the claim, after a call that took so long, and returns the time until the
+// next call. After each change of the holder, the new one has to call once for each bucket. Where the holder has left
+// the claim, this replica reads the active sets at once, while it takes the claim with its next call.
+func (b *bucket) applyClaim(o policy.Outcome, took time.Duration, rng *rand.Rand) time.Duration {
+	b.took = max(took, b.took-b.took/8)
 	since := time.Duration(o.Now-o.Last) * time.Microsecond
-	switch {
-	case o.Status.Wrote():
-		b.held = true
-	case o.Status != policy.StatusEarly: // it is ours, or its holder has left it: this replica has to read the sets
-		b.held = since*4 >= b.interval*abandonedAfter
+	if !o.Status.Wrote() && o.Status != policy.StatusEarly {
+		b.held = since >= b.abandoned()
+		if b.held {
+			return jitter(b.interval, rng)
+		}
 	}
+	b.held = b.held || o.Status.Wrote()
 	wait := b.interval - since
-	switch {
-	case b.terms.Fence.Epoch < o.FileVersion:
-		wait += (outdatedWaits - 1) * b.interval
-	case !o.Status.Wrote():
-		wait += b.interval*3/20 + jitter(b.interval, rng)
+	if !b.held {
+		wait = b.abandoned() - since + jitter(b.interval, rng)
 	}
-	return min(max(wait, b.interval/2), outdatedWaits*b.interval)
+	if b.terms.Fence.Epoch < o.FileVersion {
+		wait = max(wait, outdatedWaits*b.interval-since)
+	}
+	return max(wait, b.interval/2)
 }

@@ -21,7 +21,7 @@
 //
 // A template's buckets ([Config.Templates]) that are not full are in its active set: takes put them there, and the
 // refill that fills one removes it. On each master one replica refills the active sets: the one that has the claim.
-// Replicas race for the claim as for any bucket, but wait a little longer.
+// It keeps the claim until it stops; then the others race for it as for any bucket.
 //
 // [Refiller] describes its load on Redis and what it does on failures, and [Refiller.Update] how a later configuration
 // reaches all replicas. A Refiller's methods are safe for concurrent use.

@@ -84,8 +84,8 @@ func (s *shard) sort(names []string) sortedNames {
 // members are the buckets in a shard that this replica refills.
 //
 // It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between
-// are for new buckets. A bucket that enters is found within half an interval; its first call reads its index, and the
-// second, half an interval later, refills it.
+// are for new buckets. Where rounds take longer, a bucket is refilled in each. A bucket that enters is found within
+// half an interval. Its first call reads its index, and the second, half an interval later, refills it.
 type members struct {
 	of    *shard
 	due   time.Time // when the present round was due, or the next one is
@@ -279,7 +279,7 @@ func (m *members) apply(batch []*entry, results []lua.RefillResult, now time.Tim
 			e.state = r.Seen
 			e.failures = 0
 			e.round = m.round + 1
-			if r.Status.Wrote() {
+			if r.Status.Wrote() && now.Sub(m.due) < m.of.interval/2 {
 				e.round = m.round + 2
 			}
 		}

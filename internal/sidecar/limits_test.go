@@ -71,7 +71,7 @@ func badCallsOfLimits() []badRequest {
 		{"UndoNothing", post, "/v1/limits/api/undo", `{"key":"checkout","undo":"x"}`, nil,
 			400, "bad_request", "is not what a take of the limit answered"},
 		{"UndoHuge", post, "/v1/limits/mail/undo", `{"key":"checkout","undo":"9000000000000000000-1"}`, nil,
-			400, "invalid_amount", "want 1 to 1000"},
+			400, "invalid_amount", "want 1 to 500"},
 		{"UndoPlaces", post, "/v1/limits/calls/undo", `{"key":"checkout","undo":"1-0"}`, nil,
 			400, "bad_request", "takes no places back"},
 		{"NoSchedule", post, "/v1/limits/api/cancel", `{"key":"checkout","id":"a"}`, nil,

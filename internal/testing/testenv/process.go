@@ -287,7 +287,8 @@ func (p *Process) await(ctx context.Context, ready func(context.Context) error) 
 		case err == nil:
 			return nil
 		case gone:
-			return fmt.Errorf("testenv: %s exited early: %w\n%s", p.command.Name, err, p.logTail())
+			return fmt.Errorf("testenv: %s exited early (%v): %w\n%s", p.command.Name, p.current().cmd.ProcessState, err,
+				p.logTail())
 		}
 		select {
 		case <-ctx.Done():
