@@ -268,7 +268,7 @@ func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
 			objects, err := loadOf(name)
 			require.NoError(t, err)
 			maps := slices.DeleteFunc(only[*corev1.ConfigMap](objects), func(c *corev1.ConfigMap) bool {
-				return c.Name == "refiller-dashboard"
+				return c.Data["config.yaml"] == ""
 			})
 			require.Len(t, maps, 1)
 			require.Equal(t, "refiller", maps[0].Name, "a stable name, so that a change is reloaded and rolls nothing")
