@@ -91,6 +91,7 @@ func TestReadyNamesWhatFails(t *testing.T) {
 }
 
 // The table of docs/sdk.md: go test -v -run TestFiguresByDistance ./fetch
+// The calls have time, because a process that does not run for longer than the default timeout is no failure here.
 func TestFiguresByDistance(t *testing.T) {
 	t.Parallel()
 	atDistances(t, func(t *testing.T, d *distant) {
@@ -104,16 +105,16 @@ func TestFiguresByDistance(t *testing.T) {
 		timeout := time.Duration(0)
 		for i := range 3 {
 			c := d.process(t)
-			timed("first take", func() error { return granted(c.Take(t.Context(), "checkout", 1)) })
+			timed("first take", func() error { return granted(c.Take(t.Context(), "checkout", 1, slow())) })
 			c = d.process(t, WithRescue(false)) // refillers are alive
 			require.NoError(t, c.Ready(t.Context()))
 			for range 5 {
-				timed("steady take", func() error { return granted(c.Take(t.Context(), "checkout", 1)) })
+				timed("steady take", func() error { return granted(c.Take(t.Context(), "checkout", 1, slow())) })
 			}
 			key := fmt.Sprint("empty", i)
 			createBucket(t, d.direct, key, hourly(1))
-			require.NoError(t, granted(c.Take(t.Context(), key, 1)))
-			timed("first denial", func() error { return denied(c.Take(t.Context(), key, 1)) })
+			require.NoError(t, granted(c.Take(t.Context(), key, 1, slow())))
+			timed("first denial", func() error { return denied(c.Take(t.Context(), key, 1, slow())) })
 			timeout = c.nodes.of(key).distance().timeout()
 		}
 		median := func(name string) time.Duration {

@@ -61,7 +61,7 @@ var flowDoors = map[string]func(b *bench, n int64, flow string) bool{
 		return b.granted("/v1/take", `{"key":"acme","tokens":%d,"flow":%q}`, n, flow)
 	},
 	"HTTP wait": func(b *bench, n int64, flow string) bool {
-		return b.granted("/v1/wait", `{"key":"acme","tokens":%d,"flow":%q,"timeout_ms":50}`, n, flow)
+		return b.granted("/v1/wait", `{"key":"acme","tokens":%d,"flow":%q,"timeout_ms":2000}`, n, flow)
 	},
 	"HTTP limit": func(b *bench, n int64, flow string) bool {
 		return b.granted("/v1/limits/any/take", `{"key":"acme","tokens":%d,"flow":%q}`, n, flow)
@@ -107,7 +107,7 @@ var flowDoors = map[string]func(b *bench, n int64, flow string) bool{
 	"gRPC wait": func(b *bench, n int64, flow string) bool {
 		c := refillerv1.NewBucketsClient(b.dial())
 		r, err := c.Wait(b.t.Context(), &refillerv1.WaitRequest{
-			Key: "acme", Tokens: &n, Flow: &flow, Timeout: durationpb.New(50 * time.Millisecond),
+			Key: "acme", Tokens: &n, Flow: &flow, Timeout: durationpb.New(2 * time.Second),
 		})
 		require.NoError(b.t, err)
 		return r.GetOk()
