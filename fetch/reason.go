@@ -134,9 +134,12 @@ func answered(err error) bool {
 
 // failure returns the error of a call that ended. ctx is its caller's.
 func failure(ctx context.Context, err error) error {
+	if err == nil {
+		return nil // before far, which is on the heap
+	}
 	var far *distanceError
 	switch {
-	case err == nil || answered(err) || errors.Is(err, ErrUnavailable):
+	case answered(err) || errors.Is(err, ErrUnavailable):
 		return err
 	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
 		return ErrClosed

@@ -163,7 +163,7 @@ func IsNoScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
 
 // IsTryAgain reports whether a server of a Cluster answered that not all keys of a call are on it while their slot
 // moves, so that nothing ran. A key that exists nowhere is on no server, either.
-func IsTryAgain(err error) bool { return redis.HasErrorPrefix(err, "TRYAGAIN") }
+func IsTryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN") }
 
 // write makes the words of the call.
 func (t *TakesCall) write() error {
