@@ -42,12 +42,17 @@ func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run,
 	})
 }
 
-// take makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
+// take makes one take. It doesn't contain takeLeased because the stacks of many waiting takes have to fit into a cache.
 func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	run.Leave = cfg.leave
 	if c.leases == nil || cfg.request != "" {
 		return c.takeShared(ctx, key, run, cfg)
 	}
+	return c.takeLeased(ctx, key, run, cfg)
+}
+
+// takeLeased makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
+func (c *Client) takeLeased(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	n := run.N * run.Count
 	leased, low := c.buckets.find(key).takeLocal(cfg.flow, run.N, n, run.Leave)
 	if leased.Taken == n {

@@ -271,8 +271,10 @@ func (t *task) askRun(run policy.Run) *answer {
 	if now.IsZero() {
 		now = time.Now()
 	}
-	whole := !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
-	a := ask{flow: t.flow, run: run, whole: whole}
+	var a ask // as a literal it would have two places on the stack
+	a.flow = t.flow
+	a.run = run
+	a.whole = !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
 }
