@@ -25,7 +25,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 	"github.com/tokenrefill/refiller/internal/sidecar"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
-	"github.com/tokenrefill/refiller/lua"
 )
 
 // connectTime bounds the wait for Redis before the first call is accepted.
@@ -78,7 +77,8 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.IntVar(&s.cacheSize, "cache-size", 1<<15,
 		"how many buckets are remembered at least; each needs some 300 bytes, for up to twice as many")
 	f.DurationVar(&s.deadline, "deadline", 0,
-		"how long a call to Redis may take; 0 for 50ms or four round trips, whichever is longer, at most 1s")
+		"how long a call to Redis may take; 0 for four round trips, at least 50ms for buckets and 500ms for other "+
+			"limits, at most 1s")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil,
 		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
 	f.StringArrayVar(&s.files.named, "limits", nil,
@@ -172,8 +172,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	}
 	defer follower.Close()
 	registry.MustRegister(follower.ok)
-	timeout := func() time.Duration { return s.options.Client.Timeout(lua.TemplatesKey) }
-	windows := envoy.NewWindows(rdb, timeout, s.windows)
+	windows := envoy.NewWindows(rdb, s.options.CallDeadline, s.windows)
 	load := func() (inForce, error) { return s.files.load(rdb, s.options.Client, windows) }
 	first, err := load()
 	if err != nil {

@@ -1,17 +1,22 @@
 package sidecar
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
+	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
 // limitReply is what a limit answered, whatever the door.
@@ -136,4 +141,26 @@ func limitReplyOf(r *refillerv1.LimitResult, err error) limitReply {
 		Limit: res.GetLimit(), RetryAfterMS: res.GetRetryAfter().AsDuration().Milliseconds(),
 		WaitMS: r.GetWait().AsDuration().Milliseconds(), DeniedBy: r.GetDeniedBy(), Undo: r.GetUndo(),
 	}
+}
+
+// Redis was near when the sidecar started, and then answers after 150 ms. That is three times the SDK's timeout.
+func TestALimitHasHalfASecondByDefault(t *testing.T) {
+	var far *faultproxy.Proxy
+	b := start(t, func(o *Options, b *bench) {
+		far = testenv.Proxy(t, b.redis.Addr(), 0)
+		rdb := redis.NewClient(&redis.Options{Addr: far.Addr(), ContextTimeoutEnabled: true})
+		t.Cleanup(func() { _ = rdb.Close() })
+		var err error
+		o.Client, err = fetch.New(rdb)
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, o.Client.Close(context.Background())) })
+		require.NoError(t, o.Client.Ready(t.Context()))
+		b.rdb = rdb
+		o.Named = b.named("limits: [{name: api, window: {limit: 5, length: 1h}}]")
+		o.Deadline = 0
+	})
+	check := func() int { return b.do(http.MethodGet, "/v1/check?limit=api&key=a", "").status }
+	require.Equal(t, http.StatusOK, check())
+	require.NoError(t, far.Distance(150*time.Millisecond, 0))
+	require.Equal(t, http.StatusOK, check())
 }

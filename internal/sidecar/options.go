@@ -14,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // ErrOptions is returned for options that are out of range; the error names each
@@ -27,7 +28,8 @@ type Options struct {
 	Envoy *envoy.Limits
 	// Named are the limits by name; nil: none.
 	Named *limits.Set
-	// Deadline is how long a call to a named limit may take; 0 means the timeout of the Client.
+	// Deadline is how long a call to a named limit or a window may take; 0 means the timeout of the Client, but at least
+	// half a second.
 	Deadline time.Duration
 	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
 	HTTP, GRPC []string
@@ -97,6 +99,18 @@ func DefaultLimits() Limits {
 
 // DefaultDrain ends within the 30 seconds that Kubernetes gives a pod.
 func DefaultDrain() Drain { return Drain{Timeout: 15 * time.Second} }
+
+// leastDeadline is the least default of Options.Deadline. In a burst of ten thousand calls this process takes a tenth
+// of a second to read a reply that has arrived. A shorter deadline would turn that into an error of a healthy Redis.
+const leastDeadline = 500 * time.Millisecond
+
+// CallDeadline returns how long a call to a named limit or a window may take at present.
+func (o Options) CallDeadline() time.Duration {
+	if o.Deadline > 0 {
+		return o.Deadline
+	}
+	return max(leastDeadline, o.Client.Timeout(lua.TemplatesKey))
+}
 
 // Validate reports every option that is out of range, by the flags of "consumer serve".
 func (o Options) Validate() error {

@@ -27,7 +27,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
-	"github.com/tokenrefill/refiller/lua"
 )
 
 const (
@@ -116,15 +115,7 @@ func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
 func (s *Server) UseLimits(named *limits.Set) { s.limits.Store(named) }
 
 func (s *Server) door() limits.Door {
-	return limits.Door{InForce: s.limits.Load, Deadline: s.deadline}
-}
-
-// deadline returns how long a call to a named limit may take at present.
-func (s *Server) deadline() time.Duration {
-	if s.opts.Deadline > 0 {
-		return s.opts.Deadline
-	}
-	return s.opts.Client.Timeout(lua.TemplatesKey)
+	return limits.Door{InForce: s.limits.Load, Deadline: s.opts.CallDeadline}
 }
 
 // HTTPAddrs are the addresses for HTTP, in the order of the options.

@@ -1,4 +1,6 @@
 // Package languages runs the examples that aren't in Go against real servers: "make test-languages".
+//
+// "make doors" measures the sidecar that they ask: bursts and latencies.
 package languages
 
 import (
@@ -162,8 +164,9 @@ var proxies = []proxy{
 	}},
 }
 
-// start runs the proxy of the example in front of an application, and returns its address.
-func (p proxy) start(t *testing.T, sidecar string) string {
+// start runs the proxy of the example in front of an application, and returns its address. Further texts are pairs of
+// what is replaced in its configuration.
+func (p proxy) start(t *testing.T, sidecar string, replaced ...string) string {
 	t.Helper()
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprint(w, "hello ", r.URL.Path)
@@ -173,9 +176,9 @@ func (p proxy) start(t *testing.T, sidecar string) string {
 	require.NoError(t, err)
 	dir, ports := t.TempDir(), testenv.Ports(t, 2)
 	front := fmt.Sprint("127.0.0.1:", ports[0])
-	text := strings.NewReplacer("127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"),
+	text := strings.NewReplacer(append(replaced, "127.0.0.1:8080", strings.TrimPrefix(sidecar, "http://"),
 		"127.0.0.1:9000", app.Listener.Addr().String(), "127.0.0.1:8000", front,
-		":8000", fmt.Sprint(":", ports[0])).Replace(string(config))
+		":8000", fmt.Sprint(":", ports[0]))...).Replace(string(config))
 	require.NoError(t, os.WriteFile(filepath.Join(dir, p.config), []byte(text), 0o600))
 	program, err := exec.LookPath(p.program)
 	if err != nil {
