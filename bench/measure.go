@@ -108,8 +108,7 @@ func chosen(w workload, o options) []contender {
 	return out
 }
 
-// keys are the workload's keys as one contender names them, since all share the
-// server.
+// keys returns the workload's keys with the contender's name as a prefix, because all contenders share one server.
 func (c contender) keys(w workload) []string {
 	names := w.names()
 	for i := range names {
@@ -167,8 +166,8 @@ func newTeam(goroutines int) *team {
 	return t
 }
 
-// run has all members take for d, after a lead-in in which every key is taken from
-// and then all members take for half of that.
+// run measures the takes that all members make during d. Before that, one token is taken from each key, and then all
+// members take for d/2 to warm up.
 func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d time.Duration) (sample, error) {
 	// Like a server's requests, takes can be cancelled.
 	ctx, cancel := context.WithCancel(ctx)
@@ -188,8 +187,8 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
 }
 
-// touch takes once from each key. So a contender has everything that it reads at the first take of a key, or after a
-// while without any, before the run.
+// touch takes once from each key. So whatever a contender reads at the first take of a key, or at the first take after
+// a pause, it has read before the run.
 func touch(ctx context.Context, w workload, s *session) {
 	if w.trip > 0 {
 		return // it would take too long

@@ -18,7 +18,7 @@ type budget struct {
 }
 
 // budgetOf returns the budget of a call that begins now. It lacks a default timeout, which the server decides: see
-// toServer.
+// toNode.
 func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
 	b.deadline, _ = ctx.Deadline()
@@ -36,7 +36,7 @@ func (b *budget) within(d time.Duration) time.Time {
 	return b.deadline
 }
 
-// toServer completes the budget for calls to a server.
+// toNode completes the budget for calls to a server.
 func (b *budget) toNode(s *node) {
 	b.distance = s.distance()
 	if b.cfg.timed {

@@ -29,8 +29,8 @@ type content struct {
 	shared string
 }
 
-// load reads the file, with what is shared as it was last seen. What was read last is
-// not read again, because a large file takes a while.
+// load returns the configuration from the file and from the shared document as it was last read from etcd. If neither
+// has changed since the last call, it returns the remembered configuration, because parsing a large file takes a while.
 func (s *configSource) load() (config.Config, error) {
 	before, seen := s.content()
 	if seen == nil && before == s.of {
@@ -61,7 +61,8 @@ func (s *configSource) read() (config.Config, error) {
 	return config.Load(source)
 }
 
-// follow has what is shared count too, at the key that cfg, the file's, leads to.
+// follow adds the shared document to the source. cfg is the configuration from the file: it says where etcd is and
+// which key has the document.
 func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
 		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
@@ -74,8 +75,8 @@ func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd fu
 	return client.Close, nil
 }
 
-// first is the configuration to start with. A replica whose file is right starts,
-// whatever is shared: wrong says why that doesn't count.
+// first returns the configuration with which a replica starts. If the shared document can't be read or is invalid, that
+// is the configuration from the file alone, and wrong says why the document is not used.
 func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err error) {
 	if s.shared == nil {
 		cfg, err = s.load()

@@ -1,5 +1,5 @@
-// Command gin limits the requests to a Gin engine: each client has three in reserve and earns one a minute. It needs a
-// Redis on 127.0.0.1:6379.
+// Command gin limits the requests to a Gin engine: each client may make three requests at once, and one more for each
+// minute that passes. It needs a Redis on 127.0.0.1:6379.
 package main
 
 import (
@@ -53,7 +53,7 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 	return g, nil
 }
 
-// limited makes a handler for Gin of a middleware for net/http.
+// limited converts a middleware for net/http into a handler for Gin.
 func limited(wrap func(http.Handler) http.Handler) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		passed := false
@@ -61,8 +61,8 @@ func limited(wrap func(http.Handler) http.Handler) gin.HandlerFunc {
 			passed = true
 			c.Request = r
 			c.Next()
-			// Handlers may change Gin's status until it is sent, which for a route that isn't there is later still. So the
-			// middleware gets the status that it has in the end.
+			// Handlers can change Gin's status until Gin sends it. For an unknown route Gin sends it only after all
+			// handlers have returned. So the middleware is given the final status here.
 			w.WriteHeader(c.Writer.Status())
 		})).ServeHTTP(c.Writer, c.Request)
 		if !passed {

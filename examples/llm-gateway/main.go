@@ -43,12 +43,12 @@ func main() {
 	os.Exit(1)
 }
 
-// budget is a budget of tokens in each period for every key with the prefix.
+// budget returns a template that gives each key with the prefix a number of tokens in each period.
 func budget(prefix string, tokens int64, period policy.Steps) policy.Template {
 	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: tokens, Steps: period, StepTokens: tokens}}
 }
 
-// gateway charges for what it passes on.
+// gateway is a reverse proxy that charges the budgets for the tokens of the requests that it forwards.
 type gateway struct {
 	client  *fetch.Client
 	proxy   *httputil.ReverseProxy

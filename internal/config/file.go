@@ -79,7 +79,7 @@ type logging struct {
 
 // limits are the fields that buckets and templates have in common.
 type limits struct {
-	// Most tokens that the bucket holds. If refills add them, it is at least the number of tokens of two refill intervals.
+	// Most tokens that the bucket holds. With a rate, it is at least the number of tokens of two refill intervals.
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Number of tokens that fall due, evenly over time. A bucket has exactly one of rate, every and cron.
 	Rate policy.Rate `yaml:"rate" is:"rate"`
@@ -97,7 +97,8 @@ type limits struct {
 	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
 	// Whether consumers admit and count requests that the bucket denies.
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
-	// Whether the bucket keeps room for outstanding tokens, so that the bound holds with reservations and leases.
+	// Whether the bucket keeps room for outstanding tokens, which reservations and leases hold. If so, the bucket and they
+	// together never have more tokens than the capacity.
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
 	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
 	// must have a rate, and be refilled.
@@ -147,7 +148,7 @@ type template struct {
 	limits  `yaml:",inline"`
 	steps   `yaml:",inline"`
 	_       struct{} `yaml:"on_loss,refused" is:"not of a template"`
-	// Most buckets of a template that isn't lazy that exist at the same time. With 0 there is no bound.
+	// Highest number of buckets of the template that exist at the same time; 0 for no bound. Not for lazy templates.
 	MaxKeys int64 `yaml:"max_keys" is:"tokens or none" default:"0"`
 }
 
@@ -161,7 +162,7 @@ type sharedPool struct {
 	Capacity int64 `yaml:"capacity,required" is:"tokens"`
 	// Time between two refills.
 	Interval time.Duration `yaml:"interval" is:"interval" default:"100ms"`
-	// Part of the rate that all floors together may take. It can't move to another region.
+	// Highest part of the rate that the floors of all regions may have together. A floor is never lent to another region.
 	FloorShare int64 `yaml:"floor_share" is:"floor share" default:"20%"`
 	// Regions by name, up to 100.
 	Regions []poolRegion `yaml:"regions,required"`

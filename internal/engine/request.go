@@ -13,11 +13,12 @@ const (
 	left           // the caller's context was cancelled
 )
 
-// Request is something that is asked of a server. Its caller writes Body before Do and reads it after Do returned nil;
-// in between it is the Sender's.
+// Request is one request to a server. The caller writes Body before it calls Do, and reads Body after Do has returned
+// nil. In between only the Sender may use Body.
 type Request[T any] struct {
 	Body T
-	// Latest is how far the deadline is put off while connections are opened; zero: it is not.
+	// Latest is the latest instant to which the deadline is postponed while connections are opened; zero: it is not
+	// postponed.
 	Latest time.Time
 
 	state     atomic.Int32
@@ -33,9 +34,10 @@ type Request[T any] struct {
 	uses     uint64 // how often it was given to Do
 }
 
-// Answer wakes the caller when Body is complete. It reports whether the caller still waits. If so, the request must not
-// be used any more. If not, the Sender has to use Body. The request itself isn't used again, because the goroutine that
-// gave it up may be about to read its state.
+// Answer wakes the caller when Body is complete. It reports whether the caller was still waiting. If it was, the Sender
+// must not use the request any more. If it was not, the Sender has to handle the reply in Body, for example return its
+// tokens. Such a request is not reused for another call, because the goroutine that gave it up may still read its
+// state.
 func (r *Request[T]) Answer() bool {
 	if !r.state.CompareAndSwap(waiting, answered) {
 		r.unclaimed.Store(true)

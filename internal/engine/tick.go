@@ -37,7 +37,7 @@ func (q *Queue[T]) tick() {
 	q.settle()
 }
 
-// giveUpIfOver gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
+// expire gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
 func (q *Queue[T]) expire(now time.Time) {
 	q.due = time.Time{}
 	for r := q.first; r != nil; r = r.next {

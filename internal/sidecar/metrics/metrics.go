@@ -1,4 +1,4 @@
-// Package metrics counts what the sidecar's doors do.
+// Package metrics counts and times the calls to the sidecar, by the interface (door) through which they came.
 package metrics
 
 import (
@@ -46,10 +46,10 @@ const (
 const nearPercent = 80
 
 const (
-	// mostDetails bounds the labels that requests make with their values.
+	// mostDetails is the highest number of labels that contain values of requests.
 	mostDetails = 1000
 	maxLabel    = 256 // bytes
-	// other is the label of the requests whose values make no label.
+	// other is the label of a request whose own label would exceed mostDetails or maxLabel.
 	other = "other"
 )
 
@@ -64,7 +64,7 @@ type Metrics struct {
 	details map[string]bool // labels that requests have made
 }
 
-// New makes Metrics and registers them. A nil registry keeps them to itself.
+// New makes Metrics and registers them. If registry is nil, New does not register them.
 func New(registry prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refiller_sidecar_refused_total",

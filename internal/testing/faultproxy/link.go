@@ -83,8 +83,8 @@ func (l *link) dial(ctx context.Context) (server *net.TCPConn, severed bool) {
 }
 
 // carry forwards one stream: it reads src here and writes dst in a goroutine, so that a delay adds latency without
-// limiting what is under way. It returns when the stream has ended and, if its end is held back or swallowed, when
-// the link is over.
+// limiting what is under way. It returns when the end of the stream was forwarded. If that is held back or swallowed,
+// it returns when the link is over.
 func (l *link) carry(dir int, src, dst *net.TCPConn) {
 	queue := make(chan piece, queueDepth)
 	var writer sync.WaitGroup

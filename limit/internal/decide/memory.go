@@ -7,17 +7,17 @@ import (
 	"time"
 )
 
-// Model is a rule in Go: it computes what the script does. S is what is stored
-// for one key; its zero value means that nothing is.
+// Model is a rule in Go: it computes what the script does. S is the state that is stored for one key. The zero value
+// means that nothing is stored.
 type Model[S any] interface {
 	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then: s,
 	// where the script writes nothing.
 	Step(s S, what What, n, era, now int64) (after S, o Outcome)
-	// Until is the instant from which on s means nothing, Unix µs.
+	// Until returns the instant (Unix µs) at which the state s expires. From then on s is equivalent to the zero value.
 	Until(s S) int64
 }
 
-// WithModel is the rule with the model that computes what its Source does.
+// WithModel returns r with a model in Go that computes the same as r.Source.
 func WithModel[S any](r Rule, model Model[S]) Rule {
 	r.table = func() table { return &states[S]{model: model, keys: map[string]S{}, sweep: firstSweep} }
 	return r
@@ -123,8 +123,8 @@ type table interface {
 	len() int
 }
 
-// states is the table of a model. It is bounded by the keys in use: what has
-// expired is dropped when the number of keys has doubled.
+// states is the table of a model. Its size is proportional to the number of keys in use, because expired states are
+// deleted each time the number of keys has doubled.
 type states[S any] struct {
 	model Model[S]
 	keys  map[string]S
