@@ -23,8 +23,9 @@ const mostBuckets = 128
 // aloneFor is how long a bucket whose keys were refused to a script call goes alone: others would be refused with it.
 const aloneFor = 10 * time.Second
 
-// movingFor is how long calls for the buckets of a slot are narrow from the first, after a server refused one since the
-// slot moves. A call that is refused first needs twice as many round trips.
+// movingFor is how long calls for a slot are narrow from their first round trip on, after a server has refused one
+// because the slot moves. A narrow call is for one bucket, and has only the keys that exist with it. A call that is
+// refused first needs twice as many round trips.
 const movingFor = 10 * time.Second
 
 // scriptCall is a call of a script: of takes of some buckets, or of one lazy bucket.
@@ -98,8 +99,8 @@ type place struct {
 
 var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[place]*scriptCall{}} }}
 
-// sender sends a server's batches through rdb: first what needs no more than the buckets' tokens, then what turned out
-// to need all of a bucket.
+// sender sends a server's batches through rdb. Where it may suffice to read the tokens of a bucket, the first round
+// trip reads only these. If they turn out not to suffice, the bucket is asked again, whole, in the next round trip.
 func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 	return func(ctx context.Context, batch []*engine.Request[ask]) error {
 		t := trips.Get().(*trip)
@@ -324,8 +325,8 @@ func (t *trip) sweep(g *group) {
 	}
 }
 
-// resolve applies the overrides of lazy buckets that were read. A bucket whose override can't be read is asked as it is
-// while no slot moves.
+// resolve applies the overrides of lazy buckets that were read. If the override of a bucket can't be read, the bucket
+// is asked as usual: the script then reads the override itself.
 func (t *trip) resolve() {
 	for _, g := range t.groups {
 		if g.override == nil || g.own != nil {
@@ -463,8 +464,9 @@ func (t *trip) open(g *group, reply *lua.TakesReply) {
 	g.byFlow = g.info.divided()
 }
 
-// unopened reports whether the bucket of a group that was asked by its flows is a template's and is to be opened first:
-// it is missing or full. One that is missing although it was opened is asked without regard to flows.
+// unopened reports whether a group that was asked by flows has to be asked again, because its bucket is a template's
+// and turned out to be missing or full. It marks the group so that the bucket is opened first. If the bucket is missing
+// although it was opened before, the group is then asked without regard to flows.
 func (g *group) unopened(reply *lua.TakesReply) bool {
 	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
 	if !ofTemplate(g.kind) || !missing && !reply.Missed {

@@ -23,9 +23,8 @@ func (f Fence) Before(g Fence) bool {
 	return f.Epoch < g.Epoch || f.Epoch == g.Epoch && f.Seq < g.Seq
 }
 
-// OwnEpoch is the epoch of the fences of policies that keys of templates have alone:
-// later than every version of a configuration, so that no refiller puts the
-// template's policy in their place.
+// OwnEpoch is the epoch in the fence of an override, which is the policy of a single key of a template. It is above
+// every version of a configuration, so no refiller replaces an override by the template's policy.
 const OwnEpoch = 1 << 52
 
 // Own reports whether the fence is of a policy that one key has alone: an override.
@@ -187,9 +186,8 @@ func (t *Terms) numbers() [mostNumbers]int64 {
 	}
 }
 
-// Encode writes the terms as the scripts store them: decimal integers with a
-// space between, without the zeros at the end, from the seventh on. Equal terms
-// have equal texts.
+// Encode writes the terms as the scripts store them: decimal integers with spaces between them. It omits zeros at the
+// end, but always writes the first six numbers. Equal terms have equal texts.
 func (t Terms) Encode() string { return string(t.Append(make([]byte, 0, 128))) }
 
 // Append appends what Encode writes.

@@ -48,9 +48,9 @@ func (s *Server) closeConnections(next http.Handler) http.Handler {
 	})
 }
 
-// refuseForeign refuses what web pages have a browser send. Otherwise any page could take tokens, since a browser
-// reaches the loopback addresses of its machine: by a cross-site request, or by a name that its owner lets point
-// there.
+// refuseForeign refuses requests that a web page of another origin makes a browser send. A browser reaches the loopback
+// addresses of its machine, so otherwise any page could take tokens: by a cross-site request, or by a host name that
+// resolves to such an address (DNS rebinding).
 func (s *Server) refuseForeign(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := foreign(r); err != nil {
@@ -77,7 +77,8 @@ func foreign(r *http.Request) error {
 	return nil
 }
 
-// isLoopbackHost reports whether a Host, with or without a port, names this machine whatever the name service says.
+// isLoopbackHost reports whether a Host header, with or without a port, is a loopback address, localhost or a name
+// below localhost. No other name is trusted, since DNS may resolve it to any address.
 func isLoopbackHost(host string) bool {
 	name, _, err := net.SplitHostPort(host)
 	if err != nil {
@@ -117,7 +118,7 @@ func (s *Server) withServerPages(next http.Handler) http.Handler {
 	})
 }
 
-// plain answers probes and the description.
+// plain answers a GET or HEAD request with a fixed body, such as a probe or the OpenAPI description.
 func (s *Server) plain(w http.ResponseWriter, r *http.Request, kind string, body []byte) {
 	switch {
 	case r.Method != http.MethodGet && r.Method != http.MethodHead:

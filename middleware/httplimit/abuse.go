@@ -41,8 +41,8 @@ const (
 	maxMethod    = 32  // bytes
 )
 
-// NewAbuseLog makes an AbuseLog of about the latest most denials, 1 to
-// 1,000,000, in the stream at a key. Its Run must be running.
+// NewAbuseLog makes an AbuseLog that keeps the latest denials in the Redis stream whose key is stream. It keeps about
+// as many as most says, 1 to 1,000,000. Denials are written only while its Run is running.
 func NewAbuseLog(rdb redis.UniversalClient, stream string, most int64) (*AbuseLog, error) {
 	switch {
 	case redisclient.IsNil(rdb):
@@ -71,7 +71,7 @@ func (l *AbuseLog) Record(r Request, d Decision) {
 	}
 }
 
-// cut is the beginning of a text that a client chose.
+// cut returns the first most bytes of a text, because a client may send one of any length.
 func cut(s string, most int) string { return s[:min(len(s), most)] }
 
 // Dropped is the number of denials that were not kept.

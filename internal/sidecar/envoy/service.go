@@ -60,7 +60,7 @@ type decision struct {
 // decides reports whether there is something to ask.
 func (d *decision) decides() bool { return d.limit != nil && !d.limit.unlimited }
 
-// over reports whether the descriptor is denied, and says so.
+// over reports whether the descriptor is denied and the denial is enforced, that is, it isn't in shadow mode.
 func (d *decision) over() bool { return d.decides() && !d.result.OK && !d.shadow }
 
 // ShouldRateLimit implements rls.RateLimitServiceServer, as Decide does.
@@ -307,8 +307,8 @@ func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error
 	return nil
 }
 
-// ask takes, or only checks. More than a bucket can ever hold is a denial, and so is a check of a bucket that holds
-// nothing.
+// ask takes, or only checks. To ask for more tokens than the bucket can ever hold is a denial, not an error. To ask for
+// 0 tokens is a denial if the bucket has no token beyond those that must be left.
 func (d *decision) ask(ctx context.Context, check bool) error {
 	d.asked = true
 	d.err = d.take(ctx, check)
