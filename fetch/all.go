@@ -51,7 +51,7 @@ type AllResult struct {
 // made. What goes back goes to the era in which it was taken, and nowhere else.
 //
 // Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
-// tokens may be lost: what was taken where the answer is known goes back.
+// tokens may be lost, because only tokens that are known to have been taken are returned.
 //
 // Buckets in shadow mode deny nothing: one that has too few tokens is left out.
 func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
@@ -198,7 +198,7 @@ func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	return &payment{d.flow, part}
 }
 
-// sum makes one demand of all requests of a bucket; of[i] is the place of the demand of request i.
+// sum makes one demand of all requests of a bucket; of[i] is the demand of request i.
 func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)

@@ -83,7 +83,7 @@ func (l *line) due(n int64, leave policy.Leave) time.Duration {
 	return max(0, due-time.Since(l.denied))
 }
 
-// find returns the line of a flow that leaves so much, nil if there is none. The lock is held.
+// find returns the line with this flow and this leave, nil if there is none. The lock is held.
 func (ls *lines) find(flow string, leave policy.Leave) *line {
 	for _, l := range ls.of {
 		if l.flow == flow && l.leave == leave {

@@ -61,8 +61,8 @@ func (c *connection) with(do func(*fetch.Client) error) error {
 	return do(client)
 }
 
-// closeClient waits for the client's calls, also when the command was interrupted. A call that hangs is none of the
-// command's result any more.
+// closeClient waits for the client's calls, also when the command was interrupted. A call that still hangs after
+// closeDeadline does not change the command's result.
 func closeClient(client *fetch.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeDeadline)
 	defer cancel()

@@ -24,7 +24,7 @@ var ErrOptions = errors.New("sidecar: bad options")
 // Options is what a Server serves, where and to whom.
 type Options struct {
 	Client *fetch.Client
-	// Envoy is what Envoy's rate limit service answers by; nil: no such service.
+	// Envoy has the limits that the rate limit service for Envoy enforces; nil: there is no such service.
 	Envoy *envoy.Limits
 	// Named are the limits by name; nil: none.
 	Named *limits.Set
@@ -56,8 +56,8 @@ type Limits struct {
 	Calls int
 	// ClientCalls is the most calls of one client that run at once.
 	ClientCalls int
-	// Queue is the most calls that queue; a large request counts several times. A client that queues as many calls as
-	// there is room left is refused more of them.
+	// Queue is the most calls that queue; a large request counts several times. A call is refused if the queued calls of
+	// its client, this one included, would take more places than are free.
 	Queue int
 	// QueueWait is how long a call without a deadline queues.
 	QueueWait time.Duration

@@ -10,7 +10,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// dockerfile is what counts of a Dockerfile of two stages.
+// dockerfile holds the parts of a two-stage Dockerfile that the image is built from.
 type dockerfile struct {
 	compile string // the command that builds the programs
 	last    []instructions.Command

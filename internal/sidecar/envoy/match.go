@@ -42,8 +42,9 @@ func (p pattern) match(value string) bool {
 	return true
 }
 
-// match finds the limit for the entries of a request, and the entries as they name it. As in the reference service, the
-// exact value goes before a pattern, a pattern before any value, and a limit applies only at its own depth.
+// match finds the limit for the entries of a request, and the entries as they name it. As in the reference service, an
+// exact value has precedence over a pattern, and a pattern over a descriptor without a value. A limit applies only to
+// requests with exactly as many entries as its depth.
 func (n *node) match(entries []entry) (*rateLimit, []entry) {
 	named := slices.Clone(entries)
 	patterns := make([]string, len(entries))
