@@ -163,7 +163,7 @@ flows: ## One bucket that real replicas divide among the flows of real clients: 
 .PHONY: doors
 doors: ## The sidecar's doors: bursts of 10,000 calls directly and behind proxies, latencies at 1,000 calls a second
 	@scripts/require.sh go redis nginx caddy
-	go test -count=1 -timeout 0 -v -run 'TestBursts|TestLatency' ./test/languages -args -measure
+	go test -count=1 -timeout 0 -v -run TestBursts -bench Latency -benchtime 1x ./test/languages -args -measure
 
 .PHONY: failover
 failover: ## Ends the active replica KILLS times in each mode, and a Cluster's master, and prints the gaps

@@ -90,7 +90,7 @@ func TestALostReplyWithoutTimeForAnotherDegrades(t *testing.T) {
 	lost := d.proxy.LostReplies()
 	require.NoError(t, d.proxy.CutAfterReply(1, isScript))
 	// The first connection ends half a round trip after the call was sent, so less than a whole one is left. From then
-	// on replies take long, lest one outruns a deadline that a busy machine notices late.
+	// on replies take a minute. Otherwise one could arrive before a busy machine checks the deadline.
 	require.NoError(t, d.proxy.Delay(faultproxy.ToClient, time.Minute, 0))
 	r, err := c.Take(t.Context(), "checkout", 10, WithRequestID("r1"), WithTimeout(d.trip*11/10))
 	require.NoError(t, err)

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -52,6 +53,14 @@ var bursts = []burst{
 	}},
 }
 
+// chosenBursts returns all bursts with -measure, otherwise those through a proxy.
+func chosenBursts() []burst {
+	if *measure {
+		return bursts
+	}
+	return slices.DeleteFunc(slices.Clone(bursts), func(b burst) bool { return b.name != "nginx" && b.name != "Caddy" })
+}
+
 // behind returns the way through a proxy. Unless it is measured, the proxy has as much time as a busy machine needs.
 func behind(p proxy) func(t *testing.T, d doors) func(int) (bool, error) {
 	return func(t *testing.T, d doors) func(int) (bool, error) {
@@ -67,11 +76,8 @@ func behind(p proxy) func(t *testing.T, d doors) func(int) (bool, error) {
 // admitted. Without -measure the sidecar has more time than by default, and the bursts that package sidecar tests are
 // left out.
 func TestBursts(t *testing.T) {
-	for _, b := range bursts {
+	for _, b := range chosenBursts() {
 		t.Run(b.name, func(t *testing.T) {
-			if !*measure && b.name != "nginx" && b.name != "Caddy" {
-				t.Skip("only with -measure")
-			}
 			var args []string
 			if !*measure {
 				args = []string{"--deadline", "10s", "--queue-wait", "1m"}
@@ -123,7 +129,7 @@ func pages(t *testing.T, url string) func(int) (bool, error) {
 	}
 }
 
-func manyConnections(t *testing.T, n int) *http.Client {
+func manyConnections(t testing.TB, n int) *http.Client {
 	t.Helper()
 	transport := &http.Transport{MaxConnsPerHost: n, MaxIdleConnsPerHost: n}
 	t.Cleanup(transport.CloseIdleConnections)
@@ -136,7 +142,7 @@ type memory struct {
 	goLimit string // GOMEMLIMIT
 }
 
-func chartMemory(t *testing.T) memory {
+func chartMemory(t testing.TB) memory {
 	t.Helper()
 	text, err := os.ReadFile("../../deploy/helm/refiller/values.yaml")
 	require.NoError(t, err)

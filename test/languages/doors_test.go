@@ -31,7 +31,7 @@ import (
 )
 
 var (
-	measure = flag.Bool("measure", false, "measure the sidecar's doors: bursts with its defaults, and latencies")
+	measure = flag.Bool("measure", false, "measure all bursts, with the sidecar's defaults")
 	rounds  = flag.Int("rounds", 3, "how often each latency is measured")
 )
 
@@ -47,7 +47,7 @@ type doors struct {
 
 // openDoors starts a sidecar. It has a window "api" for proxies, one for each remote_address for Envoy, and sixteen
 // descriptors that are never over their limits.
-func openDoors(t *testing.T, redisURL string, args ...string) doors {
+func openDoors(t testing.TB, redisURL string, args ...string) doors {
 	t.Helper()
 	dir := t.TempDir()
 	named, domain := filepath.Join(dir, "limits.yaml"), filepath.Join(dir, "edge.yaml")
@@ -75,7 +75,7 @@ func openDoors(t *testing.T, redisURL string, args ...string) doors {
 }
 
 // dial opens n connections over gRPC.
-func (d doors) dial(t *testing.T, n int) []*grpc.ClientConn {
+func (d doors) dial(t testing.TB, n int) []*grpc.ClientConn {
 	t.Helper()
 	conns := make([]*grpc.ClientConn, n)
 	for i := range conns {
@@ -165,7 +165,7 @@ type way struct {
 }
 
 // ways are those to a sidecar, and the SDK in its place.
-func ways(t *testing.T, redis *testenv.RedisServer) []way {
+func ways(t testing.TB, redis *testenv.RedisServer) []way {
 	t.Helper()
 	createPlenty(t, redis.Client())
 	d := openDoors(t, redis.URL())
@@ -193,19 +193,16 @@ func ways(t *testing.T, redis *testenv.RedisServer) []way {
 	}
 }
 
-func createPlenty(t *testing.T, rdb lua.Client) {
+func createPlenty(t testing.TB, rdb lua.Client) {
 	t.Helper()
 	terms := policy.Policy{Capacity: 1_000_000_000, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}.Terms(policy.Fence{})
 	_, err := lua.Refill(t.Context(), rdb, "plenty", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
 }
 
-// TestLatencyAtAThousandCallsPerSecond prints what a call takes at each door, and with the SDK in its place. The
-// figures are medians of the rounds.
-func TestLatencyAtAThousandCallsPerSecond(t *testing.T) {
-	if !*measure {
-		t.Skip("only with -measure")
-	}
+// BenchmarkLatencyAtAThousandCallsPerSecond prints what a call takes at each door, and with the SDK in its place. The
+// figures are medians of the rounds, and do not depend on the number of iterations.
+func BenchmarkLatencyAtAThousandCallsPerSecond(t *testing.B) {
 	all := ways(t, testenv.Redis(t))
 	p50, p99 := make([][]float64, len(all)), make([][]float64, len(all))
 	failed := make([]int, len(all))
@@ -228,11 +225,9 @@ func TestLatencyAtAThousandCallsPerSecond(t *testing.T) {
 // manyDescriptors is the number of descriptors in one of Envoy's requests.
 const manyDescriptors = 16
 
-// TestLatencyOfManyDescriptors prints what a request of Envoy with sixteen descriptors takes when Redis is 2 ms away.
-func TestLatencyOfManyDescriptors(t *testing.T) {
-	if !*measure {
-		t.Skip("only with -measure")
-	}
+// BenchmarkLatencyOfManyDescriptors prints what a request of Envoy with sixteen descriptors takes when Redis is 2 ms
+// away. The figures do not depend on the number of iterations.
+func BenchmarkLatencyOfManyDescriptors(t *testing.B) {
 	redis := testenv.Redis(t)
 	far := testenv.Proxy(t, redis.Addr(), 1)
 	require.NoError(t, far.Distance(2*time.Millisecond, 0))
