@@ -152,11 +152,11 @@ func (s *server) command(line string) *exec.Cmd {
 // ok runs a command that succeeds and returns its standard output. Helm reports links in a chart as errors.
 func (s *server) ok(line string) string {
 	s.t.Helper()
-	var errors strings.Builder
+	var stderr strings.Builder
 	cmd := s.command(line)
-	cmd.Stderr = &errors
+	cmd.Stderr = &stderr
 	out, err := cmd.Output()
-	require.NoError(s.t, err, "%s\n%s%s", line, out, errors.String())
+	require.NoError(s.t, err, "%s\n%s%s", line, out, stderr.String())
 	return string(out)
 }
 
@@ -209,6 +209,7 @@ func TestAnAPIServerTakesAllThatIsApplied(t *testing.T) {
 	values, err := filepath.Glob(root + "/deploy/helm/refiller/ci/*.yaml")
 	require.NoError(t, err)
 	require.NotEmpty(t, values)
+	version := s.version()
 	for i, path := range values {
 		s.ok(
 			fmt.Sprintf(
@@ -219,7 +220,7 @@ func TestAnAPIServerTakesAllThatIsApplied(t *testing.T) {
 		)
 		pods(t, s, fmt.Sprintf("ci-%d", i))
 		s.write("hooks.yaml", s.ok("helm template limits deploy/helm/refiller --show-only templates/check.yaml "+
-			"--kube-version "+s.version()+" --values deploy/helm/refiller/ci/"+filepath.Base(path)))
+			"--kube-version "+version+" --values deploy/helm/refiller/ci/"+filepath.Base(path)))
 		s.ok(fmt.Sprintf("kubectl -n ci-%d create --dry-run=server --validate=strict -f hooks.yaml", i))
 	}
 	for _, namespace := range []string{"default", "refiller-dev", "refiller"} {
