@@ -1,6 +1,7 @@
 package flows
 
 import (
+	"cmp"
 	"flag"
 	"fmt"
 	"strings"
@@ -22,6 +23,9 @@ type row struct {
 	name   string
 	bucket string // its configuration; empty for usual
 	groups func(w *world) [][]*asker
+	settle time.Duration           // before it is measured; 0 for longer than the usual half-life of demand
+	then   func(groups [][]*asker) // what changes after that; nil for nothing
+	takes  time.Duration           // how long it is measured; 0 for the usual time
 	check  func(t *testing.T, sums []sum)
 }
 
@@ -70,8 +74,24 @@ var rows = []row{
 		assert.GreaterOrEqual(t, sums[0].got, 475.)
 	}),
 	beside(50, 10, 10, part(.95)),
-	beside(1000, .5, 1, part(.95)),
+	{
+		name: "fifty that ask 10 per s in bursts",
+		groups: func(w *world) [][]*asker {
+			quiet := w.many(50, "quiet-", 10, 1)
+			for i, a := range quiet {
+				a.bursts = true
+				a.phase = time.Duration(i) * 100 * time.Millisecond
+			}
+			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, quiet}
+		},
+		check: part(.95),
+	},
+	beside(1000, .5, 1, func(t *testing.T, sums []sum) {
+		part(.95)(t, sums)
+		assert.Zero(t, sums[1].denied, "first takes that were denied")
+	}),
 	beside(1000, 1.2, 1, each(.93, 80)),
+	beside(10_000, .05, 1, part(.95)),
 	beside(50, 18, 1, part(.95)).under("capacity: 2000\nrate: 1000/s\ninterval: 1s\nflows: {}"),
 	beside(50, 18, 1, part(.95)).under("capacity: 200\nrate: 1000/s\nflows: {}"),
 	{
@@ -110,6 +130,29 @@ var rows = []row{
 		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got/25, 16.) },
 	},
 	{
+		name: "a slow bucket", bucket: "capacity: 100\nrate: 10/s\nflows: {}",
+		groups: func(w *world) [][]*asker {
+			return [][]*asker{{newAsker(w.client(), "loud", 25, 1)}, w.many(50, "quiet-", .18, 1)}
+		},
+		settle: time.Minute, takes: 5 * time.Minute,
+		check: part(.95),
+	},
+	{
+		name: "the loud one falls silent and fifty ask 50 per s",
+		groups: func(w *world) [][]*asker {
+			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, w.many(50, "quiet-", 24, 1)}
+		},
+		settle: 20 * time.Second,
+		then: func(groups [][]*asker) {
+			groups[0][0].ask(0)
+			for _, a := range groups[1] {
+				a.ask(50)
+			}
+			time.Sleep(3 * time.Second) // in which the division has to follow
+		},
+		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got, 950.) },
+	},
+	{
 		name: "a team of new names beside a team of fifty",
 		groups: func(w *world) [][]*asker {
 			strangers := newAsker(w.client(), "strangers/", 2500, 1)
@@ -122,7 +165,6 @@ var rows = []row{
 
 // TestTable shows how a bucket of 1,000 tokens per second is divided. It is short unless all rows are asked for.
 func TestTable(t *testing.T) {
-	measured := 10 * time.Second
 	chosen := rows
 	if !*all {
 		chosen = rows[:1]
@@ -139,8 +181,11 @@ func TestTable(t *testing.T) {
 			w.ready()
 			groups := r.groups(w)
 			w.start(groups...)
-			time.Sleep(8 * time.Second) // until demand has been steady for longer than its half-life
-			sums := measure(measured, groups...)
+			time.Sleep(cmp.Or(r.settle, 8*time.Second)) // until demand has been steady for longer than its half-life
+			if r.then != nil {
+				r.then(groups)
+			}
+			sums := measure(cmp.Or(r.takes, 10*time.Second), groups...)
 			report(t, sums)
 			r.check(t, sums)
 		})
@@ -153,21 +198,34 @@ func report(t *testing.T, sums []sum) {
 	total := 0.
 	for _, s := range sums {
 		t.Logf("%d flows that ask %7.2f/s each get %7.2f/s each (%5.1f %%); errors: %d", s.flows,
-			s.asked/float64(s.flows), s.got/float64(s.flows), 100*s.got/s.asked, s.failed)
+			s.asked/float64(s.flows), s.got/float64(s.flows), 100*s.got/max(1e-9, s.asked), s.failed)
 		total += s.got
 		assert.Zero(t, s.failed, "takes that failed")
 	}
 	t.Logf("all get %.1f/s", total)
 }
 
-// TestRefillersThatDieEachSecond kills the replica that started first, and starts another one, once a second. With few
-// deaths it shows that no take fails and that the bound holds.
+// TestRefillersThatDieEachSecond kills the replica that started first, and starts another one, once a second. If they
+// are elected, that is the one that leads, or would next when the lease of the dead one ends. With few deaths it shows
+// that no take fails and that the bound holds.
 func TestRefillersThatDieEachSecond(t *testing.T) {
+	deployments := []deployment{{}}
+	if *all {
+		deployments = append(deployments, deployment{elected: true}, deployment{cluster: true},
+			deployment{cluster: true, elected: true})
+	}
+	for _, d := range deployments {
+		t.Run(d.String(), func(t *testing.T) { dieEachSecond(t, d) })
+	}
+}
+
+func dieEachSecond(t *testing.T, d deployment) {
+	t.Helper()
 	before, during := 2, 3
 	if *all {
 		before, during = 8, 10
 	}
-	w := newWorld(t, usual)
+	w := newWorldOf(t, d, usual)
 	w.refill()
 	w.refill()
 	w.ready()

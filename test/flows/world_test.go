@@ -25,10 +25,26 @@ const patience = time.Minute
 
 const key = "acme"
 
-// world is a Redis server and the configuration of the replicas that refill its bucket.
+// deployment is what a bucket is refilled in, if it isn't a single Redis server with replicas that race.
+type deployment struct{ cluster, elected bool }
+
+func (d deployment) String() string {
+	mode, servers := "raced", "single Redis"
+	if d.elected {
+		mode = "elected"
+	}
+	if d.cluster {
+		servers = "Cluster"
+	}
+	return mode + ", " + servers
+}
+
+// world is Redis and the configuration of the replicas that refill its bucket.
 type world struct {
 	t        *testing.T
-	redis    *testenv.RedisServer
+	url      string // of Redis
+	dial     func() redis.UniversalClient
+	election string // lines of the configuration; empty: the replicas race
 	config   string
 	mu       sync.Mutex
 	replicas []*testenv.Process
@@ -38,8 +54,25 @@ type world struct {
 // newWorld starts a server. bucket are the lines of the bucket's configuration after its key.
 func newWorld(t *testing.T, bucket string) *world {
 	t.Helper()
-	w := &world{t: t, redis: testenv.Redis(t)}
-	w.config = filepath.Join(t.TempDir(), "config.yaml")
+	return newWorldOf(t, deployment{}, bucket)
+}
+
+// newWorldOf starts the servers of a deployment.
+func newWorldOf(t *testing.T, d deployment, bucket string) *world {
+	t.Helper()
+	w := &world{t: t, config: filepath.Join(t.TempDir(), "config.yaml")}
+	if d.cluster {
+		cluster := testenv.Cluster(t)
+		w.url = "redis-cluster://" + strings.Join(cluster.Addrs(), ",")
+		w.dial = func() redis.UniversalClient { return cluster.Client() }
+	} else {
+		server := testenv.Redis(t)
+		w.url = server.URL()
+		w.dial = func() redis.UniversalClient { return server.Client() }
+	}
+	if d.elected {
+		w.election = fmt.Sprintf("election: {mode: etcd, endpoints: [%q], ttl: 1s}\n", testenv.Etcd(t, 1).Endpoints()[0])
+	}
 	w.configure(1, bucket)
 	return w
 }
@@ -54,7 +87,7 @@ func (w *world) configure(version int, bucket string) {
 // write writes the replicas' configuration, but for the address of Redis.
 func (w *world) write(text string) {
 	w.t.Helper()
-	text += fmt.Sprintf("listen: \"127.0.0.1:0\"\nredis: {url: \"redis://%s\"}\n", w.redis.Addr())
+	text += fmt.Sprintf("listen: \"127.0.0.1:0\"\nredis: {url: %q}\n", w.url) + w.election
 	require.NoError(w.t, os.WriteFile(w.config, []byte(text), 0o600))
 }
 
@@ -90,7 +123,7 @@ func (w *world) reload(p *testenv.Process) { p.Signal(syscall.SIGHUP) }
 // ready waits until the bucket exists.
 func (w *world) ready() {
 	w.t.Helper()
-	rdb := w.redis.Client()
+	rdb := w.dial()
 	require.Eventually(w.t, func() bool { return rdb.Get(w.t.Context(), key).Err() == nil }, patience, 10*time.Millisecond)
 }
 
@@ -98,7 +131,7 @@ func (w *world) ready() {
 func (w *world) client(opts ...fetch.Option) *fetch.Client {
 	w.t.Helper()
 	opts = append(opts, fetch.WithTimeout(time.Second)) // a busy machine is slow
-	c, err := fetch.New(redis.NewClient(&redis.Options{Addr: w.redis.Addr()}), opts...)
+	c, err := fetch.New(w.dial(), opts...)
 	require.NoError(w.t, err)
 	w.t.Cleanup(func() { _ = c.Close(context.WithoutCancel(w.t.Context())) })
 	require.NoError(w.t, c.Ready(w.t.Context()))
@@ -109,7 +142,9 @@ func (w *world) client(opts ...fetch.Option) *fetch.Client {
 type asker struct {
 	flow   string        // empty: its takes have no name
 	fresh  bool          // each take is for a new flow, whose name begins with flow
-	rate   atomic.Uint64 // tokens per second
+	rate   atomic.Uint64 // tokens per second, in millionths
+	bursts bool          // it asks in one second of five, for five times as much
+	phase  time.Duration // of the bursts
 	n      int64         // of a take
 	client *fetch.Client
 
@@ -117,7 +152,10 @@ type asker struct {
 }
 
 // counts are what an asker has counted.
-type counts struct{ asked, got, failed atomic.Int64 }
+type counts struct {
+	asked, got, failed atomic.Int64
+	begun, denied      atomic.Bool // its first take was answered; and was denied
+}
 
 // newAsker returns a flow that asks for tokens at a rate.
 func newAsker(c *fetch.Client, flow string, perSecond float64, n int64) *asker {
@@ -129,7 +167,18 @@ func newAsker(c *fetch.Client, flow string, perSecond float64, n int64) *asker {
 // ask changes how many tokens per second the flow asks for.
 func (a *asker) ask(perSecond float64) { a.rate.Store(uint64(perSecond * 1e6)) }
 
-func (a *asker) perSecond() float64 { return float64(a.rate.Load()) / 1e6 }
+// perSecond is how many tokens per second it asks for now.
+func (a *asker) perSecond() float64 {
+	perSecond := float64(a.rate.Load()) / 1e6
+	if !a.bursts {
+		return perSecond
+	}
+	const period = 5 * time.Second
+	if (time.Duration(time.Now().UnixNano())+a.phase)%period < period/5 {
+		return 5 * perSecond
+	}
+	return 0
+}
 
 // run takes tokens at random moments until ctx ends, as many goroutines at once as the rate needs.
 func (a *asker) run(ctx context.Context) {
@@ -185,6 +234,9 @@ func (a *asker) take(ctx context.Context) {
 		return
 	}
 	a.got.Add(r.Taken)
+	if !a.begun.Swap(true) {
+		a.denied.Store(!r.OK)
+	}
 }
 
 // sum is what flows asked for and got, in tokens per second, all together.
@@ -192,6 +244,7 @@ type sum struct {
 	asked, got float64
 	failed     int64
 	flows      int
+	denied     int // flows whose first take was denied
 }
 
 // measure counts what askers do in a time.
@@ -213,6 +266,9 @@ func measure(d time.Duration, groups ...[]*asker) []sum {
 			sums[i].asked += float64(a.asked.Load()-b.asked) / took
 			sums[i].got += float64(a.got.Load()-b.got) / took
 			sums[i].failed += a.failed.Load() - b.failed
+			if a.denied.Load() {
+				sums[i].denied++
+			}
 		}
 		sums[i].flows = len(group)
 	}
