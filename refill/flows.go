@@ -20,6 +20,7 @@ type division struct {
 	planner *flow.Planner
 	next    policy.Plan
 	base    policy.Version // of the last plan that this replica wrote
+	until   int64          // what was asked for until then is read or missed; µs of the server's clock
 	listAll bool           // the plan after next lists all flows
 	err     error          // why the last plan could not be written
 	read    *FlowsRead     // with the last plan; nil if nothing was, or once it was reported
@@ -72,24 +73,34 @@ func (d *division) follow(t *policy.Terms, era, now int64) bool {
 	return true
 }
 
-// apply applies the reply to a plan that came with a refill. If it was not written, another replica wrote the last one
-// or the plan was lost, so this replica begins anew.
-func (d *division) apply(version policy.Version, r *lua.PlanResult) {
+// apply applies the reply to a plan that came with a refill at an instant of the server's clock. If it was not written,
+// another replica wrote the last one or the plan was lost: then the next one lists all flows, by the demand that this
+// replica knows. Of replicas that win refills in turn none would know enough otherwise.
+func (d *division) apply(version policy.Version, at int64, r *lua.PlanResult) {
 	d.err = r.Err
 	if r.Err != nil || r.Stale {
-		d.begin()
-		return
+		d.listAll = true
+		d.miss(at)
+	} else {
+		d.base = version
 	}
-	d.base = version
 	if r.Use.Covered > 0 {
+		d.miss(at - r.Use.Covered)
 		d.read = d.readOf(r.Use)
 		d.planner.Observe(r.Use, d.about)
+		d.until = at
 	}
 	d.next = d.planner.Plan(d.listAll, d.about)
 	d.listAll = d.next.Kept
 	if d.read != nil {
 		d.read.Summary = d.planner.Summary()
 	}
+}
+
+// miss has the planner know that what was asked for until an instant was read by another replica, or by none.
+func (d *division) miss(until int64) {
+	d.planner.Missed(micros(until-d.until), d.about)
+	d.until = until
 }
 
 // divided is a bucket of a trip that has flows.
@@ -116,7 +127,7 @@ func (t *trip) plan(ctx context.Context, s store) {
 		return
 	}
 	for i, r := range s.plan(ctx, calls) {
-		planned[i].division.apply(calls[i].Plan.Version, &r)
+		planned[i].division.apply(calls[i].Plan.Version, t.results[planned[i].index].Now, &r)
 	}
 }
 

@@ -35,14 +35,8 @@ const hidden = 1.25
 func (p *Planner) Observe(use policy.Use, b Bucket) {
 	covered := time.Duration(use.Covered) * time.Microsecond
 	fresh := 1 - math.Exp2(-covered.Seconds()/halfLife(len(p.known), b).Seconds())
-	p.seen += (1 - p.seen) * fresh
-	for _, t := range p.teams {
-		t.asked *= 1 - fresh
-		for _, m := range t.members {
-			m.asked *= 1 - fresh
-			m.last = 0
-		}
-	}
+	p.weigh(1 - fresh)
+	p.seen += fresh
 	for name, n := range use.Asked {
 		rate := fresh * float64(n) / covered.Seconds()
 		if use.Denied[name] > 0 {
@@ -62,6 +56,24 @@ func (p *Planner) Observe(use policy.Use, b Bucket) {
 		t.unnamed = t.asked / p.seen
 		for _, m := range t.members {
 			m.demand = m.asked / p.seen
+		}
+	}
+}
+
+// Missed reports that for a time of this length nothing was observed: another replica read what was asked for, or none
+// did. What was observed before counts for less, as it does when something is observed. A length below 0 is none.
+func (p *Planner) Missed(length time.Duration, b Bucket) {
+	p.weigh(math.Exp2(-max(0, length).Seconds() / halfLife(len(p.known), b).Seconds()))
+}
+
+// weigh has all that was observed count for a part of what it did.
+func (p *Planner) weigh(part float64) {
+	p.seen *= part
+	for _, t := range p.teams {
+		t.asked *= part
+		for _, m := range t.members {
+			m.asked *= part
+			m.last = 0
 		}
 	}
 }

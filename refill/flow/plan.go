@@ -44,6 +44,8 @@ const (
 	leastLasts      = 2 * time.Second
 	// fieldsOfFlow is how many numbers are counted for a flow: what it asked for, and what of it was denied.
 	fieldsOfFlow = 2
+	// enough is the weight from which on what was observed is planned by: a seventh of a half-life.
+	enough = 0.1
 	// namesOfRead is how many names are read with each refill; if there are more they are read less often.
 	namesOfRead = 1000
 )
@@ -56,11 +58,11 @@ func Floor(flows *policy.Flows, b Bucket) int64 {
 	return min(least, b.Capacity-b.Capacity/4)
 }
 
-// Plan returns the next plan, whole or what has changed since the last one. A planner that has seen nothing leaves the
-// plan that is there as it is, and has what was asked for read.
+// Plan returns the next plan, whole or what has changed since the last one. A planner that has seen too little leaves
+// the plan that is there as it is, and has what was asked for read.
 func (p *Planner) Plan(whole bool, b Bucket) policy.Plan {
 	plan := policy.Plan{
-		Whole: whole, Kept: p.seen == 0, Floor: Floor(p.flows, b), Most: fieldsOfFlow * p.flows.Most,
+		Whole: whole, Kept: p.seen < enough, Floor: Floor(p.flows, b), Most: fieldsOfFlow * p.flows.Most,
 		Span:  max(leastSpan, intervalsOfSpan*b.Interval).Microseconds(),
 		Lasts: max(leastLasts, intervalsOfPlan*b.Interval).Microseconds(),
 	}

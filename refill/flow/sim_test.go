@@ -27,14 +27,13 @@ type sim struct {
 	division *oracle.Division
 	flows    *policy.Flows
 	about    flow.Bucket
-	planner  *flow.Planner
-	next     policy.Plan // computed from what was asked for in the last period
-	base     policy.Version
-	whole    bool  // the next plan is to be whole
-	killEach int64 // µs; 0 for never
-	killed   bool  // the refiller was
-	patience int64 // µs that a successor waits longer
-	dead     bool  // there is no refiller any more
+	*replica         // that refills
+	other    replica // which races with it
+	turns    float64 // the part of the refills before which the other one comes
+	killEach int64   // µs; 0 for never
+	killed   bool    // the refiller was
+	patience int64   // µs that a successor waits longer
+	dead     bool    // there is no refiller any more
 
 	from     int64 // of what is measured
 	got      map[string]int64
@@ -45,6 +44,15 @@ type sim struct {
 	atFrom   int64
 	added    int64
 	memories map[string]*memory
+}
+
+// replica is what a replica of the refiller knows of the bucket's flows.
+type replica struct {
+	planner *flow.Planner
+	next    policy.Plan // computed from what was asked for in the last period
+	base    policy.Version
+	until   int64 // what was asked for until then is read or missed
+	whole   bool  // the plan after next is to be whole
 }
 
 // memory is what a process remembers of a denied flow.
@@ -75,6 +83,7 @@ type options struct {
 	interval time.Duration
 	weights  map[string]int64
 	most     int64
+	turns    float64 // the part of the refills that another replica than the last one wins
 	killEach time.Duration
 	patience time.Duration
 	measured time.Duration // after a start of settle
@@ -119,7 +128,7 @@ func newSim(t *testing.T, o options) *sim {
 	tokens := o.capacity
 	index := int64(1)
 	s := &sim{
-		t: t, rng: rand.New(rand.NewPCG(seed, 1)), flows: flows,
+		t: t, rng: rand.New(rand.NewPCG(seed, 1)), flows: flows, turns: o.turns,
 		killEach: o.killEach.Microseconds(), patience: o.patience.Microseconds(),
 		about:    flow.Bucket{Capacity: o.capacity, Rate: o.rate.PerSecond(), Interval: o.interval},
 		bucket:   policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{Terms: terms, Era: 1, Index: 1}},
@@ -131,7 +140,8 @@ func newSim(t *testing.T, o options) *sim {
 		memories: map[string]*memory{},
 	}
 	s.now = 1
-	s.successor()
+	s.replica = s.successor()
+	s.other = *s.successor()
 	s.at(terms.Interval/2+s.rng.Int64N(terms.Interval), s.tick)
 	if s.killEach > 0 {
 		s.at(s.killEach, s.kill)
@@ -140,11 +150,11 @@ func newSim(t *testing.T, o options) *sim {
 	return s
 }
 
-// successor is a refiller that has seen nothing.
-func (s *sim) successor() {
-	s.planner = flow.New(s.flows)
-	s.next = s.planner.Plan(true, s.about)
-	s.whole = true
+// successor returns a replica that has seen nothing.
+func (s *sim) successor() *replica {
+	r := &replica{planner: flow.New(s.flows), whole: true}
+	r.next = r.planner.Plan(true, s.about)
+	return r
 }
 
 func (s *sim) at(at int64, do func()) { heap.Push(&s.events, event{at, do}) }
@@ -164,21 +174,41 @@ func (s *sim) refill() {
 	if s.dead {
 		return
 	}
+	if s.rng.Float64() < s.turns {
+		*s.replica, s.other = s.other, *s.replica
+	}
 	before := policy.Version{Era: s.bucket.Control.Era, Index: s.bucket.Control.Index}
 	o := s.bucket.Refill(policy.Call{Version: before}, s.now)
 	require.True(s.t, o.Status.Wrote(), o.Status)
 	s.added += o.Added
 	s.next.Version = o.Version
+	s.plan(o.Version)
+	s.at(s.now+s.interval()+s.rng.Int64N(1000), s.tick) // 0 to 1 ms late
+}
+
+// plan writes the plan that goes with a refill.
+func (s *sim) plan(version policy.Version) {
 	d, use, ok := s.division.Apply(s.next, s.base, *s.bucket.Tokens, s.now)
-	require.True(s.t, ok)
-	s.base = o.Version
-	s.division = d
+	if ok {
+		s.division = d
+		s.base = version
+	} else { // the other one wrote the last plan
+		s.whole = true
+		s.miss(s.now)
+	}
 	if use.Covered > 0 {
+		s.miss(s.now - use.Covered)
 		s.planner.Observe(use, s.about)
+		s.until = s.now
 	}
 	s.next = s.planner.Plan(s.whole, s.about)
 	s.whole = s.next.Kept
-	s.at(s.now+s.interval()+s.rng.Int64N(1000), s.tick) // 0 to 1 ms late
+}
+
+// miss has the planner know that what was asked for until an instant was read by the other one, or by none.
+func (s *sim) miss(until int64) {
+	s.planner.Missed(time.Duration(until-s.until)*time.Microsecond, s.about)
+	s.until = until
 }
 
 func (s *sim) interval() int64 { return s.bucket.Control.Terms.Interval }
@@ -190,7 +220,7 @@ func (s *sim) tick() {
 		return
 	}
 	s.killed = false
-	s.successor()
+	s.replica = s.successor()
 	s.at(s.now+s.patience+s.interval()/20+s.rng.Int64N(s.interval()/10), s.refill)
 }
 
@@ -466,6 +496,37 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
 			}, check: func(t *testing.T, s *sim) {
 				require.GreaterOrEqual(t, s.part("quiet"), .95)
+			},
+		},
+		{name: "replicas that win refills in turn", options: options{turns: .5}, run: func(s *sim) {
+			s.asks(loud, steady(2500), 1)
+			many(50, "quiet", func(n string) { s.asks(n, steady(24), 1) })
+		}, check: func(t *testing.T, s *sim) {
+			require.GreaterOrEqual(t, s.rateOf("quiet"), 18.6)
+			require.LessOrEqual(t, s.rateOf(loud), 80.)
+		}},
+		{
+			name: "a slow bucket, and replicas that win refills in turn",
+			options: options{
+				rate: second(10), capacity: 100, settle: time.Minute, measured: 5 * time.Minute, turns: .5,
+			},
+			run: func(s *sim) {
+				s.asks(loud, steady(25), 1)
+				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
+			}, check: func(t *testing.T, s *sim) {
+				require.GreaterOrEqual(t, s.part("quiet"), .95)
+			},
+		},
+		{
+			name: "a slow bucket, and replicas that are killed",
+			options: options{
+				rate: second(10), capacity: 100, settle: time.Minute, measured: 5 * time.Minute, killEach: 20 * time.Second,
+			},
+			run: func(s *sim) {
+				s.asks(loud, steady(25), 1)
+				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
+			}, check: func(t *testing.T, s *sim) {
+				require.GreaterOrEqual(t, s.part("quiet"), .93)
 			},
 		},
 		{name: "a team of new names", run: func(s *sim) {

@@ -1,0 +1,59 @@
+package refill
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// observed returns a division that has observed a loud and a quiet flow for a minute, and the instant at which that
+// ends.
+func observed() (d *division, at int64) {
+	const second = int64(time.Second / time.Microsecond)
+	d = newDivision(policy.Policy{
+		Capacity: 100, Rate: policy.Rate{Tokens: 10, Per: time.Second}, Interval: time.Second,
+		Flows: &policy.Flows{Headroom: policy.DefaultHeadroom, Most: policy.DefaultFlows},
+	}, &policy.Terms{Interval: second})
+	at = int64(1e15)
+	for i := range int64(60) {
+		at += second
+		d.apply(policy.Version{Era: 1, Index: i + 1}, at, &lua.PlanResult{Use: policy.Use{
+			Asked: map[string]int64{"loud": 20, "quiet": 2}, Denied: map[string]int64{"loud": 12}, Covered: second,
+		}})
+	}
+	return d, at
+}
+
+func TestReplicasThatWinInTurnKeepWhatTheyKnow(t *testing.T) {
+	t.Parallel()
+	for name, written := range map[string]*lua.PlanResult{
+		"another one wrote": {Stale: true}, "there was no reply": {Err: errors.New("cut off")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d, at := observed()
+			require.False(t, d.next.Whole, "each plan changes this replica's last one")
+			d.apply(policy.Version{Era: 1, Index: 70}, at+10_000_000, written)
+			require.True(t, d.next.Whole)
+			require.False(t, d.next.Kept)
+			require.Len(t, d.next.Listed, 1)
+			require.Equal(t, "loud", d.next.Listed[0].Name)
+		})
+	}
+}
+
+func TestAReplicaForgetsWhatOthersHaveReadSince(t *testing.T) {
+	t.Parallel()
+	const hour = int64(time.Hour / time.Microsecond)
+	d, at := observed()
+	d.apply(policy.Version{Era: 1, Index: 70}, at+hour, &lua.PlanResult{Stale: true})
+	require.True(t, d.next.Kept, "the plan that is there knows more")
+	d, at = observed()
+	d.apply(policy.Version{Era: 1, Index: 70}, at-hour, &lua.PlanResult{Stale: true})
+	require.False(t, d.next.Kept, "a clock that was set back")
+}
