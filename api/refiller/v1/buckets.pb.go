@@ -23,14 +23,14 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Overrun is what happens if more is used than was reserved and than the bucket
-// then holds.
+// Overrun is what happens if more tokens are used than were reserved, and the bucket has too few for the
+// difference.
 type Overrun int32
 
 const (
-	// It is forgiven.
+	// The rest is forgiven.
 	Overrun_OVERRUN_CLAMP Overrun = 0
-	// Later refills pay it before they add tokens, up to the bucket's capacity.
+	// Later refills pay the rest before they add tokens, up to the bucket's capacity.
 	Overrun_OVERRUN_DEBT Overrun = 1
 )
 
@@ -77,12 +77,13 @@ type TakeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// What must be left: a take that would leave less is denied, and its retry_after is the time until that much more is
-	// there. A number of tokens, such as "100", or of percent of the capacity, such as "20%"; nothing if left out.
+	// How many tokens must be left in the bucket: a number, such as "100", or a percentage of the capacity, such as
+	// "20%"; none if left out. A take that would leave fewer is denied, and its retry_after is the time until there
+	// are enough.
 	Leave string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
 	// The flow for which the take is, such as a user: 1 to 256 bytes, with up to three levels, as in team-a/user-7. A
-	// bucket that has flows is divided fairly among them; any other bucket ignores the name. A take without one belongs
-	// to a flow of its own.
+	// bucket that has flows is divided fairly among them; any other bucket ignores the name. All takes without a name
+	// belong to one further flow.
 	Flow *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	// The name of the request for which the take is: 1 to 128 printable ASCII characters without spaces, unique among the
 	// takes of the bucket. If the take is repeated with it within a minute, the tokens are taken once, and the answer is
@@ -157,7 +158,7 @@ func (x *TakeRequest) GetRequestId() string {
 	return ""
 }
 
-// Amount is tokens of a bucket.
+// Amount is a number of tokens of one bucket.
 type Amount struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -223,8 +224,8 @@ type ReturnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The source of the answer that granted the tokens. Those of a fallback are refused with INVALID_ARGUMENT: no bucket
-	// gave them.
+	// The source in the answer that granted the tokens. A fallback is refused with INVALID_ARGUMENT, because no bucket
+	// gave its tokens.
 	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -329,8 +330,8 @@ type WaitRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The longest wait, more than 0 and at most the server's limit (a minute, by
-	// default), which it also is if left out. The caller's deadline holds as well.
+	// The longest wait, more than 0. Its default and its upper bound are the server's limit, which is a minute unless
+	// configured. The caller's deadline applies, too.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// As of a take.
 	Leave string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
@@ -474,13 +475,12 @@ type ReserveRequest struct {
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
 	// How long the tokens are held at most: 1 ms to 24 h.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// 1 to 64 bytes, unlike any other of the bucket; left out, the server chooses
-	// one.
+	// The reservation's name, unique in the bucket: 1 to 64 bytes. If it is left out, the server chooses one.
 	Id      *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
 	Overrun Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
 	// As of a take.
 	Leave string `protobuf:"bytes,6,opt,name=leave,proto3" json:"leave,omitempty"`
-	// As of a take. A settlement gives the flow back what it did not use of its part.
+	// As of a take. A settlement gives the flow back the right for the tokens that were not used.
 	Flow          *string `protobuf:"bytes,7,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -681,7 +681,7 @@ func (x *CancelRequest) GetId() string {
 type Result struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
-	// Whether the tokens were taken; for Peek, whether there is one.
+	// Whether the tokens were taken; for Peek, whether there is at least one token.
 	Ok bool `protobuf:"varint,2,opt,name=ok,proto3" json:"ok,omitempty"`
 	// Tokens taken: all or none.
 	Taken int64 `protobuf:"varint,3,opt,name=taken,proto3" json:"taken,omitempty"`
@@ -689,18 +689,16 @@ type Result struct {
 	Remaining int64 `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// The bucket's capacity; 0 if it has no policy.
 	Limit int64 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Time until the tokens are due (Peek: one token) if nobody else takes any; 0
-	// if ok; absent if no known refill brings them.
+	// Time until the tokens are due (for Peek, one token) if no other caller takes any; 0 if ok; absent if no known
+	// refill brings them.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// Time until the bucket is full if nobody takes any; absent if it is not known
-	// to fill.
+	// Time until the bucket is full if no caller takes tokens; absent if no known refill fills it.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
-	// Who answered: "shared" is the bucket in Redis.
+	// Where the answer is from: "shared" is the bucket in Redis.
 	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
-	// Whether the bucket is a pool's and its region has no grant in force, but its
-	// floor.
+	// Whether the bucket is a pool's and its region has only its floor, because it has no grant.
 	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
-	// Of a Peek: tokens that consumers hold in reservations and leases.
+	// For Peek, the tokens that consumers hold in reservations and leases.
 	Outstanding int64 `protobuf:"varint,10,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
 	// Whether the bucket is in shadow mode and would have denied the call, which is admitted.
 	Shadow        bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
@@ -821,11 +819,10 @@ type TakeAllResponse struct {
 	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
 	// The key of the first bucket that has too few tokens; empty if ok.
 	Denied string `protobuf:"bytes,2,opt,name=denied,proto3" json:"denied,omitempty"`
-	// The longest of the results'; 0 if ok; absent if no known refill brings the
-	// tokens.
+	// The longest retry_after of the results that are denied; 0 if ok; absent if no known refill brings the tokens.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// Of each request, in their order. If not all were taken, ok tells whether this
-	// bucket would have granted it, and taken is 0.
+	// One result for each request, in their order. If not all were taken, taken is 0 and ok is whether this bucket
+	// would have granted the request.
 	Results       []*Result `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -891,10 +888,10 @@ func (x *TakeAllResponse) GetResults() []*Result {
 
 type ReserveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether the tokens are held, and what the bucket holds beside them.
+	// Whether the tokens were reserved, and the state of the bucket afterwards.
 	Result *Result `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
-	// What Settle wants; empty if the bucket holds nothing that could be settled: the
-	// reservation was denied, or admitted without the bucket (result.source).
+	// The id for Settle and Cancel. It is empty if there is nothing to settle, because the reservation was denied, or
+	// was admitted without the bucket (see result.source).
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
 	// When the reservation ends, by the clock of Redis; absent without an id.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
@@ -953,28 +950,27 @@ func (x *ReserveResponse) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// SettleResponse tells what became of the tokens. Those not used are returned,
-// clamped or void; those used beyond the reservation are charged, owed or
-// forgiven.
+// SettleResponse reports what happened to the tokens. Unused tokens are returned, clamped or void. Tokens that
+// were used beyond the reservation are charged, owed or forgiven.
 type SettleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// Went back.
+	// Unused tokens that the bucket got back.
 	Returned int64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
-	// Found the bucket full.
+	// Unused tokens that were dropped, because the bucket was full.
 	Clamped int64 `protobuf:"varint,4,opt,name=clamped,proto3" json:"clamped,omitempty"`
-	// Belong to a bucket that has begun anew since.
+	// Unused tokens that were dropped, because the bucket has lost its state since it granted them.
 	Void int64 `protobuf:"varint,5,opt,name=void,proto3" json:"void,omitempty"`
-	// Were taken from the bucket.
+	// Further tokens that were taken from the bucket.
 	Charged int64 `protobuf:"varint,6,opt,name=charged,proto3" json:"charged,omitempty"`
-	// Became debt.
+	// Further tokens that became a debt, which later refills pay first.
 	Owed int64 `protobuf:"varint,7,opt,name=owed,proto3" json:"owed,omitempty"`
-	// Nobody pays.
+	// Further tokens that are not charged.
 	Forgiven int64 `protobuf:"varint,8,opt,name=forgiven,proto3" json:"forgiven,omitempty"`
 	// Tokens left in the bucket.
 	Remaining int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// Whether it was settled before: the rest is what that answered.
+	// Whether the reservation had been settled before. Then the other fields are those of the first answer.
 	Again         bool `protobuf:"varint,10,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -51,27 +51,25 @@ type BucketsClient interface {
 	// Take takes tokens, all or none. With a request id it may be repeated after
 	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
 	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*Result, error)
-	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
-	// nobody is charged. Several requests of one bucket count as one of their sum.
-	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost, unless the call
-	// has a request id and is repeated.
+	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
+	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
+	// lost, unless the call has a request id and is repeated.
 	TakeAll(ctx context.Context, in *TakeAllRequest, opts ...grpc.CallOption) (*TakeAllResponse, error)
-	// Return gives tokens back that were taken and not used. What the bucket can't
-	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.
+	// Return gives tokens back that were taken and not used. Tokens beyond the bucket's capacity are dropped. Don't
+	// repeat it after UNAVAILABLE, because the first call may have returned the tokens.
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
-	// Peek tells what a bucket holds and takes nothing.
+	// Peek shows how many tokens a bucket has, without taking any.
 	Peek(ctx context.Context, in *PeekRequest, opts ...grpc.CallOption) (*Result, error)
-	// Wait takes tokens as soon as they are there. It is denied when they are due
-	// after the timeout: at once, if that is known.
+	// Wait takes tokens as soon as they are there. If it is known that they are due after the timeout, it is denied at
+	// once.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*WaitResponse, error)
-	// Reserve takes tokens, all or none, for work whose use is known later. What
-	// nobody settles goes back by itself when the reservation's time is over. With an
-	// id of the caller's own it may be repeated after UNAVAILABLE: the tokens are
-	// taken once.
+	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
+	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
+	// UNAVAILABLE: the tokens are taken once.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
-	// Settle ends a reservation of which so many tokens were used: the rest goes
-	// back, and what was used beyond it is taken from the bucket. It may be repeated:
-	// for a minute the answer is that of the first time.
+	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that
+	// were used beyond the reservation are taken from the bucket. It may be repeated: for a minute it gets the first
+	// answer.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 	// Cancel is Settle with nothing used.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*SettleResponse, error)
@@ -187,27 +185,25 @@ type BucketsServer interface {
 	// Take takes tokens, all or none. With a request id it may be repeated after
 	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
 	Take(context.Context, *TakeRequest) (*Result, error)
-	// TakeAll takes tokens of several buckets, all or none: if one of them says no,
-	// nobody is charged. Several requests of one bucket count as one of their sum.
-	// After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be lost, unless the call
-	// has a request id and is repeated.
+	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
+	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
+	// lost, unless the call has a request id and is repeated.
 	TakeAll(context.Context, *TakeAllRequest) (*TakeAllResponse, error)
-	// Return gives tokens back that were taken and not used. What the bucket can't
-	// hold is dropped. Don't repeat it after UNAVAILABLE: the tokens may be back.
+	// Return gives tokens back that were taken and not used. Tokens beyond the bucket's capacity are dropped. Don't
+	// repeat it after UNAVAILABLE, because the first call may have returned the tokens.
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
-	// Peek tells what a bucket holds and takes nothing.
+	// Peek shows how many tokens a bucket has, without taking any.
 	Peek(context.Context, *PeekRequest) (*Result, error)
-	// Wait takes tokens as soon as they are there. It is denied when they are due
-	// after the timeout: at once, if that is known.
+	// Wait takes tokens as soon as they are there. If it is known that they are due after the timeout, it is denied at
+	// once.
 	Wait(context.Context, *WaitRequest) (*WaitResponse, error)
-	// Reserve takes tokens, all or none, for work whose use is known later. What
-	// nobody settles goes back by itself when the reservation's time is over. With an
-	// id of the caller's own it may be repeated after UNAVAILABLE: the tokens are
-	// taken once.
+	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
+	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
+	// UNAVAILABLE: the tokens are taken once.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
-	// Settle ends a reservation of which so many tokens were used: the rest goes
-	// back, and what was used beyond it is taken from the bucket. It may be repeated:
-	// for a minute the answer is that of the first time.
+	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that
+	// were used beyond the reservation are taken from the bucket. It may be repeated: for a minute it gets the first
+	// answer.
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
 	// Cancel is Settle with nothing used.
 	Cancel(context.Context, *CancelRequest) (*SettleResponse, error)

@@ -25,12 +25,12 @@ const (
 
 type TakeLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Of the limit.
+	// The name of the limit.
 	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key    string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64 `protobuf:"varint,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// As of Buckets.Take, of a limit of refilled buckets. Any other limit refuses it, and so does one whose keys are its
-	// flows.
+	// As of Buckets.Take, only for a limit of refilled buckets. Other limits refuse it, and so does a limit whose keys
+	// are its flows.
 	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -151,13 +151,13 @@ type LimitResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Result *Result                `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
-	// How long to wait before what was taken may be used: of pacing.
+	// For pacing, how long to wait before the tokens may be used.
 	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Which denied, of several limits.
+	// The names of those that denied, if the limit consists of several.
 	DeniedBy []string `protobuf:"bytes,4,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
-	// What Undo wants; empty if there is nothing to give back.
+	// The value for Undo; empty if there is nothing to return.
 	Undo string `protobuf:"bytes,5,opt,name=undo,proto3" json:"undo,omitempty"`
-	// Until there is a token: of a lazy bucket; absent otherwise.
+	// For a lazy bucket, the time until it has a token; absent otherwise.
 	Next          *durationpb.Duration `protobuf:"bytes,6,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -239,7 +239,7 @@ type UndoLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// As the take answered.
+	// The value in the answer to the take.
 	Undo          string `protobuf:"bytes,3,opt,name=undo,proto3" json:"undo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -352,9 +352,9 @@ type ReserveInstantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// 1 to 128 bytes, unlike any other of the key.
+	// The name of the reservation, unique for the key: 1 to 128 bytes.
 	Id string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// Required. A schedule keeps microseconds: what is finer is cut off.
+	// Required. Fractions of a microsecond are cut off.
 	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -428,7 +428,7 @@ type ReserveInstantResponse struct {
 	Repeated bool `protobuf:"varint,5,opt,name=repeated,proto3" json:"repeated,omitempty"`
 	// The windows without room.
 	DeniedBy []string `protobuf:"bytes,6,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
-	// Of a denial: the next instant that fits.
+	// For a denial, the next instant that fits.
 	Next          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -578,7 +578,7 @@ type CancelInstantResponse struct {
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Id    string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// Whether there was something to cancel.
+	// Whether there was a reservation to cancel.
 	Cancelled     bool `protobuf:"varint,4,opt,name=cancelled,proto3" json:"cancelled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

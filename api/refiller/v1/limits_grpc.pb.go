@@ -41,15 +41,15 @@ const (
 type LimitsClient interface {
 	// Take takes tokens, all or none; of a schedule it reserves the present instant.
 	Take(ctx context.Context, in *TakeLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
-	// Peek tells what is left and takes nothing.
+	// Peek shows how many tokens are left, without taking any.
 	Peek(ctx context.Context, in *PeekLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
-	// Undo gives back what a take took. Call it once: after UNAVAILABLE or DEADLINE_EXCEEDED the tokens may be back.
-	// Pacing takes no places back.
+	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
+	// first call may have returned the tokens. Places of pacing can't be returned.
 	Undo(ctx context.Context, in *UndoLimitRequest, opts ...grpc.CallOption) (*UndoLimitResponse, error)
 	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. OUT_OF_RANGE: the
-	// instant has passed or is too far ahead. ALREADY_EXISTS: the id stands for another instant.
+	// instant has passed or is too far ahead. ALREADY_EXISTS: the id belongs to another instant.
 	Reserve(ctx context.Context, in *ReserveInstantRequest, opts ...grpc.CallOption) (*ReserveInstantResponse, error)
-	// Cancel gives an instant of a schedule back that hasn't come yet.
+	// Cancel cancels the reservation of an instant that has not come yet.
 	Cancel(ctx context.Context, in *CancelInstantRequest, opts ...grpc.CallOption) (*CancelInstantResponse, error)
 }
 
@@ -126,15 +126,15 @@ func (c *limitsClient) Cancel(ctx context.Context, in *CancelInstantRequest, opt
 type LimitsServer interface {
 	// Take takes tokens, all or none; of a schedule it reserves the present instant.
 	Take(context.Context, *TakeLimitRequest) (*LimitResult, error)
-	// Peek tells what is left and takes nothing.
+	// Peek shows how many tokens are left, without taking any.
 	Peek(context.Context, *PeekLimitRequest) (*LimitResult, error)
-	// Undo gives back what a take took. Call it once: after UNAVAILABLE or DEADLINE_EXCEEDED the tokens may be back.
-	// Pacing takes no places back.
+	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
+	// first call may have returned the tokens. Places of pacing can't be returned.
 	Undo(context.Context, *UndoLimitRequest) (*UndoLimitResponse, error)
 	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. OUT_OF_RANGE: the
-	// instant has passed or is too far ahead. ALREADY_EXISTS: the id stands for another instant.
+	// instant has passed or is too far ahead. ALREADY_EXISTS: the id belongs to another instant.
 	Reserve(context.Context, *ReserveInstantRequest) (*ReserveInstantResponse, error)
-	// Cancel gives an instant of a schedule back that hasn't come yet.
+	// Cancel cancels the reservation of an instant that has not come yet.
 	Cancel(context.Context, *CancelInstantRequest) (*CancelInstantResponse, error)
 	mustEmbedUnimplementedLimitsServer()
 }
