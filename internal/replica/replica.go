@@ -309,7 +309,7 @@ func (r *Replica) Alive() error {
 	loop := r.refiller.Stats().LastLoop
 	// The zero time means that no worker runs yet, since Redis' masters aren't known.
 	if ago := time.Since(loop); !loop.IsZero() && ago > maxLoop {
-		return fmt.Errorf("the refill loop has not gone round for %s", ago.Round(time.Second))
+		return fmt.Errorf("the refill loop has been stuck for %s", ago.Round(time.Second))
 	}
 	return nil
 }

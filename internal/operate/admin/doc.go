@@ -1,6 +1,6 @@
 // Package admin is a refiller replica's HTTP server for probes and operators:
 //
-//	/livez    the refill loop goes round
+//	/livez    whether the refill loop makes progress
 //	/readyz   Redis takes the replica's calls; a standby is ready, and so is a replica
 //	          without its election service; one that is about to end is not
 //	/status   what the replica knows, as JSON; ?key= one bucket; ?q= a part of the
