@@ -17,43 +17,45 @@ import (
 // MaxAll is the most buckets of one TakeAll.
 const MaxAll = lua.MaxAll
 
-// Request is N tokens of the bucket Key.
+// Request asks for N tokens of the bucket Key.
 type Request struct {
 	Key string
 	N   int64
-	// Flow is for which flow of the bucket they are, as that of WithFlow; if it is empty, that of the call's WithFlow.
+	// Flow is the flow of the bucket that asks for the tokens, as in WithFlow. If it is empty, the flow of the call's
+	// WithFlow is used.
 	Flow string
 }
 
-// AllResult is the answer to a TakeAll.
+// AllResult is the result of a TakeAll.
 type AllResult struct {
 	// OK reports whether all requests were granted; otherwise nothing was taken.
 	OK bool
 	// Denied is the key of the first bucket, in the order of the requests, that denies them; empty if OK.
 	Denied string
-	// RetryAfter is the longest of the buckets that deny them; 0 if OK.
+	// RetryAfter is the longest RetryAfter of the requests that were denied; 0 if OK.
 	RetryAfter time.Duration
-	// Results are of each request, in their order. When not all were granted, OK of a result reports whether its bucket
-	// would have granted it, and Taken is 0. Several requests of one bucket are answered as one.
+	// Results has one result for each request, in their order. If not all were granted, Taken is 0 and OK reports whether
+	// the bucket would have granted the request. All requests of one bucket have the same result.
 	Results []Result
 
 	keys []string // of the requests that were granted
 }
 
 // TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
-// requests of one bucket are one request of their sum, and are for one flow. Each bucket must have a policy. The options
-// are Take's.
+// requests of one bucket count as one request for their sum, and must name the same flow. Each bucket must have a
+// policy. TakeAll has the options of Take.
 //
-// Buckets on one server are taken from in one script call. On a Cluster that is one call per slot, so usually one per
-// bucket, and for the buckets of lazy templates one per bucket: all at once, and the tokens that were taken go back if
-// one of them denies. Until then other callers can't take them: two such takes at the same moment may both be denied. A
-// process that ends, or is cut off, between the calls and the return loses the tokens taken so far; no token is ever
-// made. What goes back goes to the era in which it was taken, and nowhere else.
+// All buckets of one server share one script call. On a Cluster the buckets of one slot share a call, so there is
+// usually one call for each bucket. A bucket of a lazy template always has a call of its own. The calls are made at
+// once. If one of them denies, the tokens that the others took are returned. Other callers can't take these tokens
+// meanwhile, so two such takes at the same moment may both be denied. If the process ends or is cut off before the
+// return, these tokens are lost. No failure adds tokens to a bucket: a bucket that has begun a new era since gets
+// nothing back.
 //
-// Buckets that can't be reached are asked as their degraded mode says. After ErrUnavailable or the context's own error,
-// tokens may be lost, because only tokens that are known to have been taken are returned.
+// If the server of a bucket is unavailable, the bucket's degraded mode answers. After ErrUnavailable or the context's
+// own error, tokens may be lost, because only tokens that are known to have been taken are returned.
 //
-// Buckets in shadow mode deny nothing: one that has too few tokens is left out.
+// Buckets in shadow mode never deny. If such a bucket has too few tokens, none of its tokens are taken.
 func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
 	cfg, err := c.with(OpTakeAll, opts)
 	if err != nil {
@@ -107,7 +109,7 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	ok := true
 	for _, part := range parts {
 		ok = ok && part.ok
-		if part.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // what the caller did wrong counts first
+		if part.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // errors of the caller come first
 			err = part.err
 		}
 	}
@@ -128,15 +130,16 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	return c.toAllResult(reqs, demands, of, ok)
 }
 
-// demand is what a TakeAll asks of a bucket, all its requests together, and what that answered.
+// demand is the sum of all requests of a TakeAll for one bucket, with the answer to it.
 type demand struct {
 	lua.Demand
 	*task
-	forFlow string // by its name; empty for none
-	answer  answer // to it
+	forFlow string // the flow's name; empty for none
+	answer  answer
 }
 
-// unknown reports whether one of the buckets turns out to be a new template's; an error if that can't be said.
+// unknown reads the templates again, unless they were read just now, and reports whether one of the unknown buckets
+// belongs to a template by now. It returns an error if the templates can't be read.
 func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	for _, d := range demands {
 		found, err = c.templates.unknown(d.task)
@@ -147,7 +150,7 @@ func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	return false, nil
 }
 
-// conclude answers requests by what became of their demands.
+// toAllResult converts the answers to the demands to the results of the requests. of has the demand of each request.
 func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (AllResult, error) {
 	results := make(map[*demand]Result, len(demands))
 	for _, d := range demands {
@@ -186,8 +189,8 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 	return all, nil
 }
 
-// partOf returns what the flow of a demand paid for one of its requests, of n tokens. paid is what was counted for
-// earlier requests of each demand. It is nil for nothing.
+// partOf returns the part of the flow's payment for a demand that is for one of its requests, which is of n tokens. It
+// is nil if there is none. paid has, for each demand, the sum of the parts of earlier requests; partOf updates it.
 func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	all := d.answer.payment(d.flow)
 	if all == nil || all.tokens <= paid[d] {
@@ -198,7 +201,7 @@ func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	return &payment{d.flow, part}
 }
 
-// sum makes one demand of all requests of a bucket; of[i] is the demand of request i.
+// sum makes one demand of all requests for the same bucket. of[i] is the demand of request i.
 func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)
@@ -226,10 +229,10 @@ func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error
 	return demands, of, nil
 }
 
-// flowOf is the flow for which a request of a call is; empty for none.
+// flowOf returns the flow that a request is for; empty for none.
 func flowOf(cfg *callConfig, r Request) string { return cmp.Or(r.Flow, cfg.flow) }
 
-// checkFlow reports whether another request of the demand's bucket can be for a flow.
+// checkFlow checks the flow of a further request for the demand's bucket.
 func (d *demand) checkFlow(flow string) error {
 	if err := policy.CheckFlow(flow); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
@@ -241,14 +244,14 @@ func (d *demand) checkFlow(flow string) error {
 	return nil
 }
 
-// part is what one call of a TakeAll asks for; the task of the first demand makes it.
+// part has the demands of a TakeAll that share one script call. The task of the first demand makes the call.
 type part struct {
 	demands []*demand
-	ok      bool // taken, if not from buckets in shadow mode that have too few tokens
+	ok      bool // granted: taken from all buckets but those in shadow mode that have too few tokens
 	err     error
 }
 
-// split groups demands by the call that they can share. That of a bucket of a lazy template is its own.
+// split groups demands by the call that they can share. A bucket of a lazy template shares its call with none.
 func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	type place struct {
 		node *node
@@ -277,10 +280,10 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	return parts, nil
 }
 
-// take makes the call of a part.
+// take makes the call of a part, and remembers its replies. If the server doesn't answer, the degraded modes do.
 func (p *part) take() {
 	t, err := *p.demands[0].task, error(nil)
-	t.kind = nil // of buckets that are unknown takeAll takes care
+	t.kind = nil // takeAll handles unknown buckets
 	p.ok, err = attempt(&t, t.cfg.request != "", p.ask)
 	if err != nil {
 		p.degrade(err)
@@ -292,7 +295,7 @@ func (p *part) take() {
 	}
 }
 
-// ask puts a part to its server, and reports whether its tokens were taken.
+// ask makes the call once, and reports whether the demands were granted.
 func (p *part) ask() (ok bool, err error) {
 	first := p.demands[0]
 	if _, isLazy := first.kind.(*lazy); isLazy {
@@ -335,7 +338,7 @@ func (p *part) send(by lua.Client) (ok bool, replies []lua.TakeReply, err error)
 	return lua.TakeAll(p.demands[0].ctx, by, demands)
 }
 
-// open makes the buckets of refilled templates exist, in one round trip.
+// open creates the buckets of refilled templates that don't exist, in one round trip.
 func (p *part) open() error {
 	errs := make([]error, len(p.demands))
 	var wg sync.WaitGroup
@@ -367,7 +370,7 @@ func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 	}
 }
 
-// replayed is a lua.Client that answers as an earlier command was answered.
+// replayed is a lua.Client that answers each command with the reply to an earlier one.
 type replayed struct{ earlier redis.Cmder }
 
 // Process implements lua.Client.
@@ -376,7 +379,7 @@ func (r replayed) Process(_ context.Context, cmd redis.Cmder) error {
 	return nil
 }
 
-// degrade answers a part that its server did not answer.
+// degrade answers the demands of a part by their degraded modes, after its server failed with err.
 func (p *part) degrade(err error) {
 	p.ok = true
 	for _, d := range p.demands {
@@ -388,8 +391,8 @@ func (p *part) degrade(err error) {
 	}
 }
 
-// refund gives back what was taken for demands that are not all granted, even if the caller no longer waits. It returns
-// when that is done, or when the caller's deadline passes or its context ends.
+// refund returns the tokens of a TakeAll that was denied. It waits until they are returned, the caller's deadline
+// passes or its context ends; the tokens are returned in any case.
 func (c *Client) refund(p budget, demands []*demand) {
 	var backs sync.WaitGroup
 	for _, d := range demands {
@@ -397,7 +400,7 @@ func (c *Client) refund(p budget, demands []*demand) {
 		tokens, degraded := a.reply.Taken, a.source.Kind == SourceFallback
 		switch {
 		case tokens == 0:
-		case !degraded && p.cfg.request == "": // otherwise it is the request's
+		case !degraded && p.cfg.request == "": // tokens of a request id stay charged to it
 			back := backOf(&a.reply, a.info, d.flow)
 			backs.Go(func() { c.giveBack(d.Key, back) })
 		case degraded && a.info.share != nil:

@@ -20,13 +20,13 @@ type ask struct {
 	bucket *bucket
 	key    string
 	flow   string // of all takes; byFlow only
-	byFlow bool   // the bucket is divided, as far as is known
+	byFlow bool   // the bucket has flows, as far as is known
 	kind   kind
 	info   *info         // of the bucket; updated with the reply
 	run    policy.Run    // one take; without run and line the bucket is only opened
 	line   []policy.Run  // several takes, none made behind one that doesn't fit
-	hold   time.Duration // for how long the script that the bucket is opened for holds tokens
-	whole  bool          // the policy is wanted, or a denial is likely
+	hold   time.Duration // for how long tokens will be held by the script for which the bucket is opened
+	whole  bool          // ask with all keys: the policy is wanted, or a denial is likely
 
 	reply lua.TakeReply
 	runs  []lua.RunReply // of the line
@@ -55,7 +55,7 @@ func (a *ask) total() int64 {
 	return sum
 }
 
-// group is what one entry of a script call is asked for: takes of one bucket in the order of their arrival.
+// group is one entry of a script call: the takes of one bucket, in the order of their arrival.
 type group struct {
 	key      string
 	slot     int // the same for all buckets of a single server
@@ -66,28 +66,32 @@ type group struct {
 	runs     []policy.Run
 	byFlow   bool     // the takes name their flows
 	flows    []string // byFlow: of each run
-	unopen   bool     // byFlow: the bucket is a template's, which may be missing or full, and is opened first
-	opened   bool     // byFlow: it was
+	opened   bool     // byFlow: a call has opened the bucket
 	total    int64
-	part     int // groups of one bucket are in different calls, in this order
+	part     int // the ordinal among the groups of the bucket; each is in another call, in this order
 	inLine   bool
 	whole    bool
 	isolated bool // in a call of its own
-	create   bool // the bucket may be created, as turned out
-	narrow   bool // in a call of its own, with only the keys that exist with the bucket
+	create   bool // the bucket was found missing, and may be created
 	done     bool
 
+	// opensFirst, with byFlow, is set for a template's bucket that may be missing or full: a call opens it before the
+	// takes.
+	opensFirst bool
+	// slotMoves: the group is in a call of its own, with only the keys that exist with the bucket.
+	slotMoves bool
+
 	// Of a budget.
-	schedule string // the instants that apply now, if the template's didn't; empty at first
-	swept    bool   // what has run out was ended
+	schedule string // the instants that apply now, if those of the template didn't; empty at first
+	swept    bool   // reservations and leases whose time was over were ended
 	tries    int    // how often it was asked with a schedule
 
-	// Of a lazy bucket that is asked narrowly.
-	override *redis.StringCmd // its override, which is read first
-	own      *policy.Terms    // that, or the template's policy; nil if the override can't be read
+	// Of a lazy bucket whose slot moves.
+	override *redis.StringCmd // reads its override first
+	own      *policy.Terms    // the override, or the template's policy; nil if the override can't be read
 }
 
-// fits reports whether takes can join.
+// fits reports whether a can join the group.
 func (g *group) fits(a *ask) bool {
 	if g.byFlow != a.byFlow || a.byFlow && len(g.runs) >= lua.MaxFlowRuns {
 		return false
@@ -95,7 +99,7 @@ func (g *group) fits(a *ask) bool {
 	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
 }
 
-// byFlows returns the takes that the group asks of its bucket's flows.
+// byFlows returns the group's takes with their flows.
 func (g *group) byFlows() lua.FlowTakes {
 	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
 	if ofTemplate(g.kind) && !g.opened {

@@ -66,7 +66,7 @@ type refilled struct {
 }
 
 func (r *refilled) takes(g *group) lua.Takes {
-	existing := g.narrow || r.crossSlot && r.rule.MaxKeys > 0
+	existing := g.slotMoves || r.crossSlot && r.rule.MaxKeys > 0
 	return lua.Takes{Key: g.key, Below: g.info.limit(), Template: r.template, Existing: existing && !g.create,
 		Schedule: g.schedule, Swept: g.swept}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are the lines of callers that wait for a bucket, one line for each flow and Leave.
+// lines are the queues of callers that wait for a bucket: one line for each pair of a flow and a Leave.
 type lines struct {
 	waiters atomic.Int32 // callers that wait, or are about to
 
@@ -19,33 +19,33 @@ type lines struct {
 	of []*line
 }
 
-// line is the waiters for a bucket, in the order of their arrival. A goroutine asks for all of them until none is left.
-// The lock of its lines guards it.
+// line has waiters for a bucket, in the order of their arrival. One goroutine asks the bucket for all of them, again
+// and again until the line is empty. The mutex of lines guards it.
 type line struct {
 	*lines
 	key         string
-	flow        string // empty also where the bucket isn't divided
+	flow        string // empty also if the bucket has no flows
 	leave       policy.Leave
 	first, last *waiter
-	total       int64         // tokens that all want
-	again       chan struct{} // there may be more tokens, or the line is empty
+	total       int64         // tokens that all its waiters want
+	again       chan struct{} // gets a signal if there may be more tokens, and when the line becomes empty
 
-	// Of the last denial; denied is zero if there was none.
-	denied time.Time
-	n      int64 // it was a denial of so many tokens
+	// The last denial. denied is zero if there was none, or if it no longer applies.
+	denied time.Time // when the denial was received
+	n      int64     // the denied take was of so many tokens
 	wait   time.Duration
 	left   int64
 	at     lua.Refilled
 	info   *info
-	asked  int  // how often the bucket was asked since that refill
-	more   bool // there are more tokens since the question under way began
+	asked  int  // how often the bucket was asked since the refill of at
+	more   bool // the bucket got tokens after the current question was sent
 
-	passed time.Time // when a take last passed the line, or it was first denied
+	passed time.Time // when a take last passed the line; before that, when the line was first denied
 
-	question question // under way
+	question question // the current call for the line
 }
 
-// waiter is one of a line until it is served or leaves.
+// waiter is a caller that waits in a line. It is in the line until it is served or leaves.
 type waiter struct {
 	n          int64
 	cfg        *callConfig
@@ -62,9 +62,9 @@ type verdict struct {
 	err    error
 }
 
-// due returns the time until n tokens are there and as many as are to be left, according to the last denial: 0 if there
-// was none, Never if they will not come.
-func (l *line) due(n int64, leave policy.Leave) time.Duration {
+// untilDue returns the time until the bucket has n tokens beyond those of leave, according to the last denial. It is 0
+// if there was no denial, and Never if no known refill brings the tokens.
+func (l *line) untilDue(n int64, leave policy.Leave) time.Duration {
 	if l.denied.IsZero() || l.info.shadowed() {
 		return 0
 	}
@@ -110,15 +110,16 @@ func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int6
 	return total, last
 }
 
-// holds reports whether the line holds back takes of a flow with a leave, and whether it leaves less than they do.
+// holds reports whether the line holds back takes of a flow with a leave. leavesLess reports whether its own leave is
+// less than theirs.
 func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
 	limit := l.info.limit()
 	theirs, ours := l.leave.Of(limit), leave.Of(limit)
 	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
 }
 
-// holdTime is for how long the line holds back a take of n: for a refill interval, or until twice as much is refilled.
-// Otherwise takes could pass that leave the line nothing.
+// holdTime returns for how long the line holds back a take of n tokens: for a refill interval or until twice as many
+// are refilled, whichever is longer. Otherwise takes that pass could leave the line nothing.
 func (l *line) holdTime(n int64) time.Duration {
 	at := l.at
 	at.Now = at.Last
@@ -129,8 +130,8 @@ func (l *line) holdTime(n int64) time.Duration {
 	return max(micros(l.info.terms.Interval), twice)
 }
 
-// pass returns for how long the lines ahead of a take of n go on holding it back. When that is over the take passes
-// them, and they hold back the next one. Takes that leave more than a line don't pass it. The lock is held.
+// pass returns for how long the lines ahead of a take of n tokens still hold it back. If it returns 0, the take passes
+// these lines, and the next take is held back anew. Takes that leave more than a line never pass it. The lock is held.
 func (ls *lines) pass(flow string, n int64, leave policy.Leave) time.Duration {
 	now, held := time.Now(), time.Duration(0)
 	for _, l := range ls.of {
@@ -152,18 +153,18 @@ func (ls *lines) pass(flow string, n int64, leave policy.Leave) time.Duration {
 	return 0
 }
 
-// due reports whether a take would overtake lines that the bucket has said no to, and when n tokens are due behind
-// these: 0 if nothing is known. The lock is held.
-func (ls *lines) due(flow string, n int64, leave policy.Leave) (due time.Duration, behind bool) {
+// dueBehind reports whether a take would overtake lines that the bucket has denied. If so, it returns the time until
+// the bucket has n tokens beyond those that these lines want, or 0 if it is unknown. The lock is held.
+func (ls *lines) dueBehind(flow string, n int64, leave policy.Leave) (due time.Duration, behind bool) {
 	total, last := ls.ahead(flow, leave, false)
 	if last == nil {
 		return 0, false
 	}
-	return last.due(total+n, leave), true
+	return last.untilDue(total+n, leave), true
 }
 
-// behind reports whether lines hold a take back, and for how long: at least a millisecond, and below 0 for never. A
-// take that may pass is not held back when its turn has come.
+// behind reports whether lines hold a take back, and for how long: at least a millisecond, or below 0 for ever. If
+// mayPass is set, the take is not held back when it is its turn to pass the lines.
 func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
@@ -171,7 +172,7 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 	ls := b.lines.Load()
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, yes = ls.due(flow, run.N, run.Leave)
+	due, yes = ls.dueBehind(flow, run.N, run.Leave)
 	if yes && mayPass {
 		held := ls.pass(flow, run.N*run.Count, run.Leave)
 		due, yes = min(due, held), held > 0
@@ -185,8 +186,8 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 	return max(due, time.Millisecond), true
 }
 
-// leaves returns the tokens that a take of n must leave if it is put to the bucket: those of leave and, unless the take
-// passes the lines ahead, those that these want; at most the capacity less n. The lock is held.
+// leaves returns the tokens that a call for a take of n must leave in the bucket: those of leave and, unless the take
+// passes the lines ahead, the tokens that these lines want. It is at most the capacity less n. The lock is held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {
@@ -197,7 +198,7 @@ func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) p
 	return policy.Leave{Tokens: max(least, min(least+total, limit-n))}
 }
 
-// wake has the lines ask at once, since the bucket has more tokens.
+// wake makes all lines ask at once, because the bucket has more tokens.
 func (ls *lines) wake() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -206,14 +207,15 @@ func (ls *lines) wake() {
 	}
 }
 
-// askAgain has the line ask at once, and forgets its denial: until it has asked, takes may pass. The lock is held.
+// askAgain makes the line ask at once. It forgets the line's denial, so takes may pass until the line has asked. The
+// lock is held.
 func (l *line) askAgain() {
 	l.denied = time.Time{}
 	l.more = true
 	timing.Signal(l.again)
 }
 
-// remove takes a waiter out of its line, and ends the line if it was the last. The lock is held.
+// remove removes a waiter from its line. If it was the last one, it ends the line. The lock is held.
 func (l *line) remove(w *waiter) {
 	w.in = false
 	l.waiters.Add(-1)
@@ -231,11 +233,11 @@ func (l *line) remove(w *waiter) {
 	if l.first == nil {
 		l.end()
 	} else if w.prev == nil {
-		timing.Signal(l.again) // the next one may want less
+		timing.Signal(l.again) // the next waiter may want less
 	}
 }
 
-// end ends a line, and wakes the lines behind it, which ask at once. The lock is held.
+// end removes an empty line and makes the lines behind it ask at once. The lock is held.
 func (l *line) end() {
 	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
 	timing.Signal(l.again)
@@ -246,7 +248,8 @@ func (l *line) end() {
 	}
 }
 
-// remember records from an answer when the tokens of the other waiters are due. The lock is held.
+// remember records the denial in an answer, from which the line computes when the tokens of its waiters are due. If the
+// answer is no denial, it forgets the last one. The lock is held.
 func (l *line) remember(runs []policy.Run, a *answer) {
 	if a.err != nil || a.reply.OK || a.info.shadowed() {
 		l.denied = time.Time{}

@@ -81,7 +81,7 @@ func (c *Client) join(key string, w *waiter) (*line, error) {
 	flow := c.buckets.find(key).known.Load().flowOf(w.cfg.flow)
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	due, _ := ls.due(flow, w.n, leave)
+	due, _ := ls.dueBehind(flow, w.n, leave)
 	left := time.Until(w.deadline)
 	if !w.deadline.IsZero() && due > left && due != Never {
 		ls.waiters.Add(-1)
@@ -149,7 +149,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		if !w.deadline.IsZero() {
 			left = time.Until(w.deadline)
 		}
-		due := l.due(w.n, l.leave)
+		due := l.untilDue(w.n, l.leave)
 		if due != Never && due > left {
 			l.remove(w)
 			w.verdict <- verdict{err: errTooLate(w.n, l.key, due, left)}

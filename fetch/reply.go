@@ -1,0 +1,162 @@
+package fetch
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// isolatedFor is how long a bucket has a call of its own after Redis refused its keys to a script call. Otherwise the
+// buckets that share its call would be refused with it.
+const isolatedFor = 10 * time.Second
+
+// movingFor is how long a slot counts as moving after a Cluster's server has refused a call because the slot moves.
+// Meanwhile each call for the slot is for one bucket, and names only the keys that exist with it, so that the server
+// accepts it. Otherwise each call would be refused first, and would need twice as many round trips.
+const movingFor = 10 * time.Second
+
+// read answers the groups of a call, or leaves them for another round trip.
+func (t *trip) read(call *scriptCall) {
+	if call.cmd == nil {
+		return
+	}
+	err := call.cmd.Err()
+	switch {
+	case err == nil: // spares allocations
+	case lua.IsNoScript(err) && !call.text:
+		t.text = true
+		call.loaded(t.s).Store(false)
+		return
+	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1:
+		// Nothing ran. Separate calls show which keys are forbidden.
+		for _, g := range call.groups {
+			g.isolated = true
+		}
+		return
+	case lua.IsTryAgain(err) && t.retryWhileMoving(call): // nothing ran
+		return
+	case redis.HasErrorPrefix(err, "NOPERM "):
+		t.c.buckets.obtain(call.groups[0].key).refused.claim(isolatedFor, time.Now())
+	}
+	if call.text && err == nil && !call.lazy() {
+		call.loaded(t.s).Store(true)
+	}
+	replies, err := call.replies(err)
+	for i, g := range call.groups {
+		switch {
+		case err != nil:
+			t.answer(g, lua.TakesReply{Err: err})
+		case call.byFlow && g.retryOpened(&replies[i]):
+		case replies[i].Missed:
+			g.whole = true
+		case replies[i].Schedule != "":
+			t.reschedule(g, replies[i].Schedule)
+		case replies[i].Ended:
+			t.sweep(g)
+		case !call.byFlow && call.words[i].Existing && errors.Is(replies[i].Err, lua.ErrUnknownBucket):
+			t.create(g)
+		case g.opensFirst && !g.slotMoves && replies[i].Err == nil:
+			t.applyOpened(g, &replies[i])
+		default:
+			t.answer(g, replies[i])
+		}
+	}
+}
+
+// retryWhileMoving prepares another round trip for the groups of a call that a Cluster's server refused, because it
+// lacks some of the call's keys while their slot moves. Each group gets a call of its own, with only the keys that
+// exist with its bucket. It reports whether that differs from the refused call.
+func (t *trip) retryWhileMoving(call *scriptCall) bool {
+	first := call.groups[0]
+	if first.slotMoves { // then the call is already of this kind
+		return false
+	}
+	for _, g := range call.groups {
+		g.slotMoves = true
+	}
+	t.c.nodes.moving(first.slot).claim(movingFor, time.Now())
+	return len(call.groups) > 1 || first.kind != (configured{}) || call.byFlow
+}
+
+// mostSchedules is how often a budget is asked with another schedule, each of the time of the last reply.
+const mostSchedules = 4
+
+// reschedule prepares another round trip for a budget, with the schedule that a reply requires.
+func (t *trip) reschedule(g *group, schedule string) {
+	g.schedule = schedule
+	g.tries++
+	if g.tries > mostSchedules {
+		t.answer(g, lua.TakesReply{Err: fmt.Errorf("%w: the server's clock changes too fast for the schedule of bucket %q",
+			lua.ErrBadReply, g.key)})
+	}
+}
+
+// sweep ends the reservations and leases of a budget whose time is over, because the budget has too few tokens. Then
+// the budget is asked again.
+func (t *trip) sweep(g *group) {
+	g.swept = true
+	if err := lua.SweepOne(t.ctx, t.rdb, g.key, lua.SweepAtOnce); err != nil {
+		t.answer(g, lua.TakesReply{Err: err})
+	}
+}
+
+// resolve applies the overrides of lazy buckets that were read. If the override of a bucket can't be read, the bucket
+// is asked as usual: the script then reads the override itself.
+func (t *trip) resolve() {
+	for _, g := range t.groups {
+		if g.override == nil || g.own != nil {
+			continue
+		}
+		own, err := lua.ReadOverride(g.override)
+		if err == nil && own == nil {
+			own = &g.kind.(*lazy).rule.Terms
+		}
+		g.own = own
+	}
+}
+
+// create allows the next round trip to create a template's bucket that is missing. If the template has max_keys, the
+// bucket is counted first, on another server. So if the creation fails, there are fewer buckets than max_keys allows,
+// and never more.
+func (t *trip) create(g *group) {
+	r := g.kind.(*refilled)
+	if r.rule.MaxKeys == 0 {
+		g.create = true
+		return
+	}
+	err := r.template.Claim(t.ctx, t.rdb, g.key)
+	g.create = err == nil
+	if err != nil {
+		t.answer(g, lua.TakesReply{Err: err})
+	}
+}
+
+// applyOpened applies the reply to a call that only opened a bucket. The next round trip makes the takes: by flows if
+// the bucket turns out to have some.
+func (t *trip) applyOpened(g *group, reply *lua.TakesReply) {
+	t.observe(g, reply)
+	opened := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
+	g.info = t.c.remember(g.key, 0, policy.Leave{}, &opened, t.asked)
+	g.opensFirst = false
+	g.opened = true
+	g.whole = true
+	g.byFlow = g.info.divided()
+}
+
+// retryOpened reports whether a group that was asked by flows has to be asked again, because its bucket is a template's
+// and turned out to be missing or full. It sets opensFirst, so that the bucket is opened first. If the bucket is
+// missing although it was opened before, the group is asked without regard to flows.
+func (g *group) retryOpened(reply *lua.TakesReply) bool {
+	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
+	if !ofTemplate(g.kind) || !missing && !reply.Missed {
+		return false
+	}
+	g.opensFirst = !g.opened
+	g.byFlow = g.byFlow && g.opensFirst
+	return true
+}
