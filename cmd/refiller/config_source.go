@@ -13,17 +13,17 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
-// configSource is where a replica's configuration comes from: its file, with the environment and flags laid over it,
-// and what replicas share in etcd.
+// configSource reads a replica's configuration: from its file, which the environment and flags override, and from the
+// document in etcd that all replicas share.
 type configSource struct {
 	config.Source
 	shared *etcdconn.Key // nil: nothing is shared
 
-	of  content // what cfg was read from; the zero content if there is no cfg
+	of  content // the content from which cfg was read; zero if there is no cfg
 	cfg config.Config
 }
 
-// content is what a configuration is read from.
+// content identifies the texts from which a configuration was read.
 type content struct {
 	file   [sha256.Size]byte
 	shared string
@@ -61,9 +61,9 @@ func (s *configSource) read() (config.Config, error) {
 	return config.Load(source)
 }
 
-// follow adds the shared document to the source. cfg is the configuration from the file: it says where etcd is and
-// which key has the document.
-func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
+// openShared adds the shared document to the source. cfg is the configuration from the file: it has the addresses of
+// etcd and the prefix of the document's key.
+func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
 		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
 	}
@@ -75,9 +75,9 @@ func (s *configSource) follow(cfg config.Config, log hclog.Logger) (closeEtcd fu
 	return client.Close, nil
 }
 
-// first returns the configuration with which a replica starts. If the shared document can't be read or is invalid, that
-// is the configuration from the file alone, and wrong says why the document is not used.
-func (s *configSource) first(ctx context.Context) (cfg config.Config, wrong, err error) {
+// loadAtStart returns the configuration with which a replica starts. If the shared document can't be read or is
+// invalid, it returns the configuration from the file alone, and in wrong the reason why the document is not used.
+func (s *configSource) loadAtStart(ctx context.Context) (cfg config.Config, wrong, err error) {
 	if s.shared == nil {
 		cfg, err = s.load()
 		return cfg, nil, err

@@ -113,9 +113,9 @@ func (r *runner) open(ctx context.Context) error {
 	r.log = newLogger(r.env, cfg.Log)
 	redisconn.SetLogger(r.log.Named("redis"))
 	if r.inEtcd {
-		closeEtcd, followErr := r.source.follow(cfg, r.log.Named("reload"))
-		if followErr != nil {
-			return followErr
+		closeEtcd, sharedErr := r.source.openShared(cfg, r.log.Named("reload"))
+		if sharedErr != nil {
+			return sharedErr
 		}
 		r.opened = append(r.opened, func() error {
 			_ = closeEtcd() // it was only read
@@ -130,7 +130,7 @@ func (r *runner) open(ctx context.Context) error {
 	if shared := r.source.shared; shared != nil {
 		r.reloads.Follow(shared.Name()+" changed in etcd", shared.Run)
 	}
-	cfg, wrong, err := r.source.first(ctx) // once more: the file is watched now
+	cfg, wrong, err := r.source.loadAtStart(ctx) // once more: the file is watched now
 	if err != nil {
 		return err
 	}

@@ -30,7 +30,7 @@ func (s *Server) admit(next http.Handler) http.Handler {
 		}
 		next.ServeHTTP(w, r.WithContext(call.WithTurn(r.Context(), turn)))
 		if !waits {
-			s.metrics.Took(httpapi.Door(r), time.Since(began))
+			s.metrics.ObserveCall(httpapi.Door(r), time.Since(began))
 		}
 	})
 }

@@ -55,7 +55,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	}
 	began, wants := time.Now(), asks(info.FullMethod, req)
 	if !wants.Waits {
-		defer func() { g.metrics.Took(doorOf(req), time.Since(began)) }()
+		defer func() { g.metrics.ObserveCall(doorOf(req), time.Since(began)) }()
 	}
 	ctx, end := g.traces.grpc(ctx, info.FullMethod, doorOf(req))
 	defer func() { end(err) }()

@@ -48,15 +48,14 @@ func (r *Limits) Describe(file string) (domain string, limits int) {
 	return d.domain, d.limits
 }
 
-// rateLimit is what a descriptor is answered by: one of unlimited, bucket and
-// window.
+// rateLimit is the limit that decides about a descriptor: unlimited, a bucket or a window.
 type rateLimit struct {
 	name      string
 	replaces  map[string]bool
 	unlimited bool
 	shadow    bool
 	quota     bool
-	upTo      bool             // a charge takes what is there
+	upTo      bool             // if there are too few tokens, a request takes all that are left
 	metadata  *structpb.Struct // for the response to a request within the limit
 	bucket    template         // of the bucket's name
 	flow      template         // of the flow's name; without parts, it has none

@@ -61,7 +61,8 @@ func (d *decision) currentLimit() *rls.RateLimitResponse_RateLimit {
 	return l
 }
 
-// untilReset is when to come back: after a denial when the tokens are due, else when all are there again.
+// untilReset returns the time until the tokens are due if the descriptor is denied, otherwise until all tokens are
+// there.
 func (d *decision) untilReset() time.Duration {
 	if !d.result.OK && d.result.RetryAfter > 0 {
 		return d.result.RetryAfter
@@ -69,11 +70,11 @@ func (d *decision) untilReset() time.Duration {
 	return d.result.ResetAfter
 }
 
-// clamp fits a number of tokens into Envoy's type: more than that is as good as unlimited.
+// clamp converts a number of tokens to Envoy's type. Larger numbers become its largest one.
 func clamp(n int64) uint32 { return uint32(max(0, min(n, math.MaxUint32))) }
 
-// metadata has the form that the reference service gives it: what was asked, and the metadata of the limits that the
-// request is within.
+// metadata returns the dynamic metadata of a response, in the form of the reference service: the request, and the
+// metadata of the limits that it does not exceed.
 func metadata(req *rls.RateLimitRequest, ds []decision) *structpb.Struct {
 	descriptors := &structpb.ListValue{}
 	for _, d := range req.GetDescriptors() {
@@ -87,7 +88,7 @@ func metadata(req *rls.RateLimitRequest, ds []decision) *structpb.Struct {
 	}
 	passed := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
 	for i := range ds {
-		if d := &ds[i]; d.decides() && !d.over() {
+		if d := &ds[i]; d.limited() && !d.over() {
 			merge(passed, d.limit.metadata)
 		}
 	}
@@ -112,7 +113,8 @@ func described(d *descriptorpb.RateLimitDescriptor) *structpb.Struct {
 	return s
 }
 
-// merge adds what from has to a struct; the first value of a field stays, and structs are merged.
+// merge adds the fields of from to into. A field that into already has keeps its value; if it is a struct, the two are
+// merged.
 func merge(into, from *structpb.Struct) {
 	for name, v := range from.GetFields() {
 		have, found := into.Fields[name]
@@ -129,7 +131,8 @@ func merge(into, from *structpb.Struct) {
 	}
 }
 
-// headers describe the strictest limit: one that denies, else the one with the fewest tokens left.
+// headers returns headers that describe the strictest limit: one that denies or, if none does, the one with the fewest
+// tokens left.
 func headers(names HeaderNames, ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
 	strictest := -1
 	over := func(i int) bool { return res.OverallCode == res.Statuses[i].Code && ds[i].over() }

@@ -41,7 +41,8 @@ func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hcl
 // Use puts other limits in force. A request that is under way keeps those that it began with.
 func (s *Server) Use(limits *Limits) { s.limits.Store(limits) }
 
-// decision is what a descriptor asks for and is answered.
+// decision is the decision about one descriptor of a request: the limit that applies, what is asked of it, and the
+// answer.
 type decision struct {
 	limit  *rateLimit // nil: none applies
 	label  string     // of the limit, in metrics
@@ -50,34 +51,34 @@ type decision struct {
 	key    string
 	flow   string // of a bucket; empty: it has no name
 	n      int64
-	back   bool // give n back instead of taking
-	shadow bool // its denial doesn't count
+	back   bool // give n hits back instead of taking
+	shadow bool // a denial is not enforced
 	result fetch.Result
-	asked  bool
-	err    error // of the question
+	asked  bool // the limit was asked; then result and err are its answer
+	err    error
 }
 
-// decides reports whether there is something to ask.
-func (d *decision) decides() bool { return d.limit != nil && !d.limit.unlimited }
+// limited reports whether a limit has to be asked about the descriptor.
+func (d *decision) limited() bool { return d.limit != nil && !d.limit.unlimited }
 
 // over reports whether the descriptor is denied and the denial is enforced, that is, it isn't in shadow mode.
-func (d *decision) over() bool { return d.decides() && !d.result.OK && !d.shadow }
+func (d *decision) over() bool { return d.limited() && !d.result.OK && !d.shadow }
 
-// ShouldRateLimit implements rls.RateLimitServiceServer, as Decide does.
+// ShouldRateLimit implements rls.RateLimitServiceServer. It is Decide with errors of gRPC.
 func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	res, err := s.Decide(ctx, req)
 	return res, call.GRPCError(err)
 }
 
-// Decide takes for all descriptors or, if the request is over limit, for none but those in shadow mode and those that
-// charge what is there.
+// Decide takes tokens for all descriptors of a request. If the request is over limit, the tokens are given back, except
+// those of descriptors in shadow mode and with up_to.
 func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	limits := s.limits.Load()
-	ds, err := s.decisions(limits, req)
+	ds, err := limits.newDecisions(req)
 	if err != nil {
 		return nil, err
 	}
-	over, err := s.decide(ctx, ds, limits.Quota)
+	over, err := s.askAll(ctx, ds, limits.Quota)
 	s.count(ds)
 	if err != nil {
 		return nil, err
@@ -102,8 +103,8 @@ func (s *Server) count(ds []decision) {
 	}
 }
 
-// decisions finds out what is asked for.
-func (s *Server) decisions(limits *Limits, req *rls.RateLimitRequest) ([]decision, error) {
+// newDecisions checks a request and makes a decision for each of its descriptors, with the limit that applies to it.
+func (r *Limits) newDecisions(req *rls.RateLimitRequest) ([]decision, error) {
 	bad := func(format string, args ...any) ([]decision, error) {
 		return nil, fmt.Errorf("%w: %s", call.ErrBadRequest, fmt.Sprintf(format, args...))
 	}
@@ -127,7 +128,7 @@ func (s *Server) decisions(limits *Limits, req *rls.RateLimitRequest) ([]decisio
 			}
 			d.n = int64(own.GetValue())
 		}
-		if err := limits.find(d, req.GetDomain(), descriptor, entries); err != nil {
+		if err := r.find(d, req.GetDomain(), descriptor, entries); err != nil {
 			return bad("descriptors[%d]: %v", i, err)
 		}
 	}
@@ -178,8 +179,8 @@ func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 	return entries, nil
 }
 
-// find says what a descriptor takes from: what the request itself says, or what the file does. Nothing is done for a
-// domain or descriptor that isn't known.
+// find sets the limit of a descriptor: the one in the request itself or, without one, that of the file. A descriptor
+// has no limit if the file doesn't have it or its domain.
 func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.RateLimitDescriptor,
 	entries []entry) error {
 	root := r.domains[inDomain]
@@ -202,11 +203,11 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	} else {
 		var named []entry
 		d.limit, named = root.match(entries)
-		if !d.decides() {
+		if !d.limited() {
 			return nil
 		}
 		d.label, d.detail = d.limit.label(inDomain, named)
-		d.flow = d.limit.flow.flow(inDomain, entries) // values that share a limit are flows of their own
+		d.flow = d.limit.flow.flow(inDomain, entries) // before named: values that share a limit are separate flows
 		entries = named
 	}
 	d.shadow = r.Shadow || d.limit.shadow
@@ -219,25 +220,28 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	return nil
 }
 
-// decide asks all descriptors at once, so that they take one round trip, and reports whether the request is over limit:
-// one of its limits denies, or all of its quotas do. Then it gives back what was taken, since the request is refused. A
-// descriptor with up_to is charged even if it falls short; its tokens go back only if a descriptor of another kind
-// denies. Descriptors that give back are asked last: a request that is refused gives nothing back.
-func (s *Server) decide(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
+// askAll asks the limits of all descriptors at once, in one round trip, and reports whether the request is over limit:
+// one of its limits denies, or all of its quotas do. Then the request is refused, so askAll gives back the tokens. A
+// descriptor with up_to is charged even if it gets too few tokens; they go back only if a descriptor of another kind
+// denies. Descriptors that give hits back come last, because a request that is refused gives nothing back.
+func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
-		if d := &ds[i]; d.decides() && d.taker == nil {
+		if d := &ds[i]; d.limited() && d.taker == nil {
 			d.taker = s.buckets
 		}
 	}
-	takes := func(d *decision) bool { return d.decides() && !d.back }
-	if err := atOnce(ds, takes, func(d *decision) error { return d.ask(ctx, false) }); err != nil {
+	takes := func(d *decision) bool { return d.limited() && !d.back }
+	if err := atOnce(ds, takes, func(d *decision) error { return d.answer(d.take(ctx)) }); err != nil {
 		s.giveBack(ctx, ds, true)
 		return false, err
 	}
 	over, refused := s.verdict(ds, allQuotas)
-	returns := func(d *decision) bool { return d.decides() && d.back }
+	returns := func(d *decision) bool { return d.limited() && d.back }
 	err = atOnce(ds, returns, func(d *decision) error {
-		return d.ask(ctx, !d.shadow && (refused || over && !d.limit.upTo))
+		if d.shadow || !refused && (!over || d.limit.upTo) {
+			return d.answer(d.giveHits(ctx))
+		}
+		return d.answer(d.peek(ctx))
 	})
 	if err != nil {
 		s.giveBack(ctx, ds, true)
@@ -259,7 +263,7 @@ func (s *Server) verdict(ds []decision, allQuotas bool) (over, refused bool) {
 		if allQuotas && d.limit == nil {
 			quotas++
 		}
-		if !d.decides() {
+		if !d.limited() {
 			continue
 		}
 		isQuota := (allQuotas || d.limit.quota) && !d.shadow
@@ -307,16 +311,33 @@ func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error
 	return nil
 }
 
-// ask takes, or only checks. To ask for more tokens than the bucket can ever hold is a denial, not an error. To ask for
-// 0 tokens is a denial if the bucket has no token beyond those that must be left.
-func (d *decision) ask(ctx context.Context, check bool) error {
+// answer records that the limit was asked, and its error.
+func (d *decision) answer(err error) error {
 	d.asked = true
-	d.err = d.take(ctx, check)
-	return d.err
+	d.err = err
+	return err
 }
 
-func (d *decision) take(ctx context.Context, check bool) (err error) {
-	left := func(n int64) bool { return d.result.Remaining >= n+d.limit.leave.Of(d.result.Limit) }
+// giveHits gives n hits back.
+func (d *decision) giveHits(ctx context.Context) error {
+	if d.n > 0 {
+		if err := d.taker.Return(ctx, d.key, d.n); err != nil {
+			return err
+		}
+	}
+	return d.peek(ctx)
+}
+
+// peek shows the state of the limit, as a decision that denies nothing.
+func (d *decision) peek(ctx context.Context) (err error) {
+	d.result, err = d.taker.Peek(ctx, d.key)
+	d.result.OK = true
+	return err
+}
+
+// take takes n tokens. If the bucket can never hold that many, that is a denial, not an error. If n is 0, nothing is
+// taken; that is a denial if the bucket has no token beyond those that must be left.
+func (d *decision) take(ctx context.Context) (err error) {
 	var opts []fetch.CallOption
 	if d.limit.window == nil {
 		opts = append(opts, call.LeaveOption(d.limit.leave))
@@ -325,18 +346,9 @@ func (d *decision) take(ctx context.Context, check bool) (err error) {
 		opts = append(opts, fetch.WithFlow(d.flow))
 	}
 	switch {
-	case d.back:
-		if d.n > 0 && !check {
-			err = d.taker.Return(ctx, d.key, d.n)
-			if err != nil {
-				return err
-			}
-		}
+	case d.n == 0:
 		d.result, err = d.taker.Peek(ctx, d.key)
-		d.result.OK = true // nothing was asked for
-	case check, d.n == 0:
-		d.result, err = d.taker.Peek(ctx, d.key)
-		d.result.OK = left(max(1, d.n))
+		d.result.OK = d.result.Remaining > d.limit.leave.Of(d.result.Limit)
 	case d.limit.upTo:
 		d.result, err = d.taker.TakeUpTo(ctx, d.key, d.n, opts...)
 		d.result.OK = d.result.OK && (d.result.Taken >= d.n || d.result.Shadow ||
@@ -351,8 +363,8 @@ func (d *decision) take(ctx context.Context, check bool) (err error) {
 	return err
 }
 
-// giveBack returns what was taken, except in shadow mode. What descriptors with up_to took goes back only if all is
-// set. Tokens that can't be returned are lost, which changes no answer.
+// giveBack returns the tokens that were taken, except in shadow mode. Tokens of descriptors with up_to are returned
+// only if all is set. Tokens that can't be returned are lost, which changes no answer.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
 	ctx = context.WithoutCancel(ctx) // the tokens are others' even if this caller has gone
 	taken := func(d *decision) bool { return d.result.Taken > 0 && !d.shadow && (all || !d.limit.upTo) }

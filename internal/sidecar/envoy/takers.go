@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
-// taker is what a descriptor takes from: a fetch.Client, a window, or nothing.
+// taker is the source of a descriptor's tokens: a fetch.Client, a window, or blocked, which has none.
 type taker interface {
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 	TakeUpTo(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
@@ -96,7 +96,7 @@ func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o Wind
 // mostMade bounds the limiters that are kept: Envoy may send limits of its own.
 const mostMade = 1024
 
-// taker is the limiter of a quota, which is made once.
+// taker returns the limiter of a quota, which is made once.
 func (w *Windows) taker(q quota) (taker, error) {
 	if q.requests == 0 {
 		return blocked{}, nil
@@ -138,7 +138,7 @@ func (t *timed) Take(ctx context.Context, key string, n int64, _ ...fetch.CallOp
 	return r, err
 }
 
-// TakeUpTo implements taker: it takes what is left where n is more than that.
+// TakeUpTo implements taker: if fewer than n tokens are left, it takes all of them.
 func (t *timed) TakeUpTo(ctx context.Context, key string, n int64, _ ...fetch.CallOption) (fetch.Result, error) {
 	if r, ok := t.exhausted.denial(windowID{t.quota, key}); ok {
 		return r, nil

@@ -118,8 +118,8 @@ func outcomeOf(r fetch.Result, err error) string {
 	return admitted
 }
 
-// Took observes the time of a call.
-func (m *Metrics) Took(door string, d time.Duration) {
+// ObserveCall records how long a call at a door took.
+func (m *Metrics) ObserveCall(door string, d time.Duration) {
 	if m != nil {
 		m.seconds.WithLabelValues(door).Observe(d.Seconds())
 	}
