@@ -8,6 +8,8 @@
 //	file=NAME   the block is that file
 //	cluster     it needs a cluster of Kubernetes, containers or servers that a test doesn't have
 //	long        it runs until it is stopped, takes minutes, or changes the machine
+//	recipe      it is a step of a recipe, which TestRecipesOfPoolsRunAsPrinted runs between the steps of the text
 //
-// The commands of a block with one of the last two words are not run: the test checks that they could be.
+// The commands of a block with one of the last three words are not run by the test of the document. It checks that they
+// could be.
 package docs

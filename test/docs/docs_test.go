@@ -103,7 +103,7 @@ func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
 // check runs a block, or checks the names in it.
 func check(t *testing.T, b block, shell func() *session) {
 	t.Helper()
-	elsewhere := b.has("cluster") || b.has("long")
+	elsewhere := b.has("cluster") || b.has("long") || b.has("recipe")
 	switch b.Language {
 	case "text", "": // drawings, and what long runs print
 		require.NotEmpty(t, b.Language, "line %d: a block needs a language; \"text\" is one", b.Line)

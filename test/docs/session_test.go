@@ -2,6 +2,7 @@ package docs
 
 import (
 	"bufio"
+	"cmp"
 	"fmt"
 	"io"
 	"os"
@@ -241,11 +242,11 @@ func plain(text string) []string {
 	return lines
 }
 
-// substitute puts the ports of this session in the place of those in the document.
+// substitute puts the ports of this session in the place of those in the document. Others stay.
 func (s *session) substitute(text string) string {
 	return address.ReplaceAllStringFunc(text, func(found string) string {
 		m := address.FindStringSubmatch(found)
-		return m[1] + s.ports[m[2]]
+		return m[1] + cmp.Or(s.ports[m[2]], m[2])
 	})
 }
 
