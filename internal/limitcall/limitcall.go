@@ -1,4 +1,5 @@
-// Package limitcall bounds the time of the middlewares' calls to a limiter.
+// Package limitcall makes the calls of the middlewares and of the sidecar to limiters of any kind: it takes tokens
+// without waiting for a place, and gives them back.
 package limitcall
 
 import (
@@ -7,11 +8,55 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/limit"
+	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
+// Take takes n tokens of a key, all or nothing, and returns at once. A place of pacing may be used only after the
+// decision's Wait. A limit.Many also sets DeniedBy and Limits; other limiters have no names for them.
+func Take(ctx context.Context, l limit.Limiter, key string, n int64, opts ...fetch.CallOption) (limit.Decision, error) {
+	switch l := l.(type) { // the Take of these two would wait
+	case *limit.Many:
+		return l.Decide(ctx, n, key)
+	case *pacing.Limiter:
+		p, err := l.Reserve(ctx, key, n, opts...)
+		return limit.Decision{Result: p.Result, Wait: p.Wait}, err
+	}
+	r, err := l.Take(ctx, key, n, opts...)
+	return limit.Decision{Result: r}, err
+}
+
+// giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
+const giveBackTime = time.Second
+
+// Returns reports whether GiveBack can return tokens to a limiter. Places of pacing can't be returned.
+func Returns(l limit.Limiter) bool {
+	switch l.(type) {
+	case *limit.Many, limit.Undoer:
+		return true
+	}
+	return false
+}
+
+// GiveBack returns the tokens of a decision of Take, if the limiter can take them back. It goes on when ctx ends,
+// because the call for which the tokens were taken may be over. It takes at most timeout, or a second if that is longer.
+func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision, timeout time.Duration) error {
+	if d.Taken == 0 {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(timeout, giveBackTime))
+	defer cancel()
+	switch l := l.(type) {
+	case *limit.Many:
+		return l.Undo(ctx, d, key)
+	case limit.Undoer:
+		return l.Undo(ctx, key, d.Result)
+	}
+	return nil
+}
+
 // Bound returns a context and options for a call of a limiter about a key. A timeout above 0 bounds the call. With 0, a
-// limiter that measures the distance of its server keeps the time itself, as a fetch.Client does, so that it answers as
-// a bucket's degraded mode says; any other limiter gets fallback.
+// limiter that measures the distance of its server bounds the call itself, as a fetch.Client does, so that it can answer
+// by a bucket's degraded mode. Any other limiter gets fallback.
 func Bound(ctx context.Context, l limit.Limiter, key string, timeout, fallback time.Duration) (
 	context.Context, context.CancelFunc, []fetch.CallOption,
 ) {

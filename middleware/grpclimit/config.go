@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/limit"
 )
 
@@ -28,8 +29,8 @@ type Config struct {
 	// Weight is the tokens that a call takes, at least 1; nil means 1. A weight of
 	// 0 lets the call pass.
 	Weight func(context.Context, Call) int64
-	// PerMessage has a stream take tokens for each message that the handler
-	// receives, and none when it begins. A denied message ends the stream.
+	// PerMessage makes a stream take tokens for each message that the handler receives, and none when it begins. A denied
+	// message ends the stream.
 	PerMessage bool
 	// SkipFailed gives tokens back when a unary call, or a stream without PerMessage, ends with an error or a panic before
 	// its client's time is over. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a
@@ -37,9 +38,9 @@ type Config struct {
 	SkipFailed bool
 	// Shadow denies nothing; OnLimit is still called.
 	Shadow bool
-	// FailOpen lets calls pass when the Limiter can't answer, or knows no bucket of their key, instead of refusing
-	// them: so give keys that a client chooses a template. What the call is to blame for, and a flood of new keys,
-	// is refused all the same: see limit.Outcome.
+	// FailOpen lets calls pass if the Limiter can't answer, or if there is no bucket of their key. So declare a template
+	// for keys that clients choose. Errors that the call itself has caused, and a flood of new keys, are still refused:
+	// see limit.Outcome.
 	FailOpen bool
 	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout. 0 means what a fetch.Client has itself,
 	// which follows the measured distance of its server, and DefaultTimeout for any other Limiter. Set it if a
@@ -66,12 +67,8 @@ func New(cfg Config) (*Middleware, error) {
 	if cfg.Timeout < 0 || cfg.Timeout > MaxTimeout {
 		return nil, fmt.Errorf("%w: Timeout: %s is not from 0 (the default) to %s", ErrConfig, cfg.Timeout, MaxTimeout)
 	}
-	switch cfg.Limiter.(type) {
-	case *limit.Many, limit.Undoer:
-	default:
-		if cfg.SkipFailed {
-			return nil, fmt.Errorf("%w: SkipFailed: the Limiter takes no tokens back", ErrConfig)
-		}
+	if cfg.SkipFailed && !limitcall.Returns(cfg.Limiter) {
+		return nil, fmt.Errorf("%w: SkipFailed: the Limiter takes no tokens back", ErrConfig)
 	}
 	return &Middleware{config: cfg}, nil
 }

@@ -16,7 +16,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
-	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
 // Middleware limits calls. [New] makes one; it is safe for concurrent use.
@@ -26,17 +25,16 @@ type Middleware struct {
 
 // Decision is the answer for a call.
 type Decision struct {
-	// Key is whose tokens were asked for.
+	// Key is the key whose tokens were asked for.
 	Key string
-	// Weight is how many.
+	// Weight is the number of tokens that were asked for.
 	Weight int64
-	// Result is what the limiter said.
+	// Result is the limiter's answer.
 	fetch.Result
-	// Wait is how long the call waited for its place, where a limit of pacing gave
-	// it one.
+	// Wait is how long the call waited for its place, if a limit of pacing gave it one.
 	Wait time.Duration
 
-	many limit.Decision // of a limit.Many
+	taken limit.Decision // to give back
 }
 
 type contextKey struct{}
@@ -170,22 +168,14 @@ func (m *Middleware) refusal(ctx context.Context, err error) error {
 func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
 	ctx, cancel, opts := limitcall.Bound(ctx, m.config.Limiter, d.Key, m.config.Timeout, DefaultTimeout)
 	defer cancel()
-	switch l := m.config.Limiter.(type) { // those with places answer at once, whose Take would wait within the Timeout
-	case *limit.Many:
-		d.many, err = l.Decide(ctx, d.Weight, d.Key)
-		d.Result, d.Wait = d.many.Result, d.many.Wait
-	case *pacing.Limiter:
-		var p pacing.Place
-		p, err = l.Reserve(ctx, d.Key, d.Weight)
-		d.Result, d.Wait = p.Result, p.Wait
-	default:
-		d.Result, err = l.Take(ctx, d.Key, d.Weight, opts...)
-	}
+	d.taken, err = limitcall.Take(ctx, m.config.Limiter, d.Key, d.Weight, opts...)
+	d.Result = d.taken.Result
+	d.Wait = d.taken.Wait
 	return err
 }
 
-// hold waits for the call's place. The error is the status of a call that ends
-// meanwhile, whose tokens go back; a place passes unused.
+// hold waits for the call's place. If the call ends meanwhile, its tokens are given back, its place remains unused, and
+// the error is the call's status.
 func (m *Middleware) hold(ctx context.Context, call Call, d *Decision) error {
 	if d.Wait == 0 || m.config.Shadow {
 		return nil
@@ -209,33 +199,17 @@ func denial(d Decision) error {
 	return s.Err()
 }
 
-// settle gives the tokens of a failed call back, unless it failed because its client left, or gave it too little time:
-// who hangs up just before the end would take none.
+// settle gives the tokens of a failed call back, unless it failed because its client left or gave it too little time.
+// Otherwise a client that disconnects just before the end would use no tokens.
 func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
 	if m.config.SkipFailed && failed && d != nil && ctx.Err() == nil {
 		m.giveBack(ctx, call, d)
 	}
 }
 
-// giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
-const giveBackTime = time.Second
-
-// giveBack returns the tokens of a call, if the limiter can take them back. The call may be over, so the end of its
-// context doesn't matter.
+// giveBack returns the tokens of a call, if the limiter can take them back. The call may be over.
 func (m *Middleware) giveBack(ctx context.Context, call Call, d *Decision) {
-	if d.Taken == 0 {
-		return
-	}
-	within, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(m.config.Timeout, giveBackTime))
-	defer cancel()
-	var err error
-	switch l := m.config.Limiter.(type) {
-	case *limit.Many:
-		err = l.Undo(within, d.many, d.Key)
-	case limit.Undoer:
-		err = l.Undo(within, d.Key, d.Result)
-	}
-	if err != nil {
+	if err := limitcall.GiveBack(ctx, m.config.Limiter, d.Key, d.taken, m.config.Timeout); err != nil {
 		m.report(ctx, call, err)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"time"
 
+	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/limit"
 )
 
@@ -134,12 +135,8 @@ func (c Config) validate() error {
 	if c.SlowDown.Step > 0 && c.SlowDown.Max < c.SlowDown.Step {
 		return bad("slow down: max: %s is less than the step, %s", c.SlowDown.Max, c.SlowDown.Step)
 	}
-	switch c.Limiter.(type) {
-	case limit.Undoer, decider:
-	default:
-		if c.SkipFailed {
-			return bad("skip failed: the limiter can't take tokens back")
-		}
+	if c.SkipFailed && !limitcall.Returns(c.Limiter) {
+		return bad("skip failed: the limiter can't take tokens back")
 	}
 	for _, list := range []struct {
 		field    string

@@ -11,7 +11,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/timing"
 	"github.com/tokenrefill/refiller/limit"
-	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
 // Middleware limits requests. It is safe for concurrent use and starts no
@@ -98,39 +97,21 @@ func (m *Middleware) decide(r Request, key string, weight int64) (d Decision, er
 	d = Decision{Key: key, Weight: weight, Shadow: m.config.Shadow}
 	ctx, cancel, opts := limitcall.Bound(r.Context(), m.config.Limiter, key, m.config.Timeout, DefaultTimeout)
 	defer cancel()
-	if many, ok := m.config.Limiter.(decider); ok {
-		d.Decision, err = many.Decide(ctx, weight, d.Key)
-		return d, err
-	}
-	one := limit.LimitResult{Name: m.config.Name, Window: m.config.Window}
-	if queue, ok := m.config.Limiter.(*pacing.Limiter); ok { // the request waits for its place, and not for the answer
-		var p pacing.Place
-		p, err = queue.Reserve(ctx, d.Key, weight)
-		one.Result, one.Wait = p.Result, p.Wait
-	} else {
-		one.Result, err = m.config.Limiter.Take(ctx, d.Key, weight, opts...)
-	}
+	d.Decision, err = limitcall.Take(ctx, m.config.Limiter, d.Key, weight, opts...)
 	if err != nil {
 		return Decision{}, err
 	}
-	d.Result = one.Result
-	d.Wait = one.Wait
-	d.Limits = []limit.LimitResult{one}
+	if d.Limits != nil {
+		return d, nil
+	}
+	d.Limits = []limit.LimitResult{{Name: m.config.Name, Window: m.config.Window, Result: d.Result, Wait: d.Wait}}
 	if !d.OK {
 		d.DeniedBy = []string{m.config.Name}
 	}
 	return d, nil
 }
 
-// decider is a limiter of several limits.
-type decider interface {
-	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
-	Undo(ctx context.Context, d limit.Decision, keys ...string) error
-}
-
-var _ decider = (*limit.Many)(nil)
-
-// badRequest is an error that the request itself is to blame for.
+// badRequest is an error that the request itself has caused.
 type badRequest struct{ error }
 
 func (b badRequest) Unwrap() error { return b.error }
@@ -148,7 +129,7 @@ func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http
 	} else if !outcome.Open {
 		code = outcome.HTTP
 	}
-	// A client that leaves while its tokens are taken has taken none: it may not pass for that.
+	// A client that leaves while its tokens are taken has none. So it must not pass, even if the middleware fails open.
 	if m.config.Shadow || m.config.FailOpen && outcome.Open && r.Context().Err() == nil {
 		next.ServeHTTP(w, r.Request)
 		return
@@ -177,8 +158,8 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 	})
 }
 
-// hold delays a request until its place, where a limit of pacing gave it one, and
-// as SlowDown wants. It reports false if the request's context ended meanwhile.
+// hold delays a request until its place, if a limit of pacing gave it one, and by the delay of SlowDown. It reports
+// whether the request's context lasted until then.
 func (m *Middleware) hold(ctx context.Context, d Decision) bool {
 	delay := d.Wait + m.slowDown(d)
 	return delay == 0 || timing.Sleep(ctx.Done(), delay)
@@ -196,8 +177,8 @@ func (m *Middleware) slowDown(d Decision) time.Duration {
 	return s.Max
 }
 
-// serve calls the handler and gives the tokens of a failed request back, unless it failed because its client left: who
-// hangs up in time would take none.
+// serve calls the handler and gives the tokens of a failed request back, unless it failed because its client left.
+// Otherwise a client that disconnects in time would use no tokens.
 func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next http.Handler) {
 	if !m.config.SkipFailed || !d.OK {
 		next.ServeHTTP(w, r.Request)
@@ -214,20 +195,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next ht
 	failed = s.code >= http.StatusBadRequest
 }
 
-// giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
-const giveBackTime = time.Second
-
 // giveBack returns a request's tokens, even if its client has left.
 func (m *Middleware) giveBack(r Request, d Decision) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), max(m.config.Timeout, giveBackTime))
-	defer cancel()
-	var err error
-	switch l := m.config.Limiter.(type) {
-	case decider:
-		err = l.Undo(ctx, d.Decision, d.Key)
-	case limit.Undoer:
-		err = l.Undo(ctx, d.Key, d.Result)
-	}
+	err := limitcall.GiveBack(r.Context(), m.config.Limiter, d.Key, d.Decision, m.config.Timeout)
 	if err != nil && m.config.OnError != nil {
 		m.config.OnError(r, err)
 	}

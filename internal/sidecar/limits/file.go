@@ -219,14 +219,13 @@ func (p *parser) single(at string, l *Limit, c limit.Config) {
 	case window.Config:
 		l.limiter = made(p, at, c, window.New)
 	case pacing.Config:
-		l.pacing = made(p, at, c, pacing.New)
-		l.limiter = l.pacing
+		l.limiter = made(p, at, c, pacing.New)
 	default:
 		p.bad(at, fmt.Errorf("a %T is no limit that the sidecar knows", c))
 	}
 }
 
-// wait is the longest that a config has a caller wait.
+// wait returns the longest time that a config makes a caller wait.
 func wait(c limit.Config) time.Duration {
 	queue, _ := c.(pacing.Config)
 	return queue.MaxWait

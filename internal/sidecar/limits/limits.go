@@ -13,10 +13,10 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/flowname"
+	"github.com/tokenrefill/refiller/internal/limitcall"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/limit"
 	"github.com/tokenrefill/refiller/limit/lazy"
-	"github.com/tokenrefill/refiller/limit/pacing"
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
@@ -62,8 +62,7 @@ type Limit struct {
 	bucket   string // of all keys; empty: each key has a bucket of its own
 	flow     string // of a key, in the bucket of all keys, with keyOfFlow in it; empty: that of the request
 	limiter  limiter
-	wait     time.Duration     // the longest before what was taken may be used
-	pacing   *pacing.Limiter   // nil: limiter is none
+	wait     time.Duration     // the longest time until the tokens of a take may be used
 	schedule *schedule.Limiter // nil: limiter is none
 }
 
@@ -94,18 +93,15 @@ func (l *Limit) Take(ctx context.Context, key string, flow *string, n int64) (An
 	if err != nil {
 		return Answer{}, err
 	}
-	if many, ok := l.limiter.(*limit.Many); ok {
-		d, err := many.Decide(ctx, n, key)
+	d, err := limitcall.Take(ctx, taker, l.Key(key), n)
+	if d.Limits != nil {
 		return decided(d), err
 	}
-	if l.pacing != nil {
-		p, err := l.pacing.Reserve(ctx, key, n)
-		return Answer{Result: p.Result, Wait: p.Wait, Window: l.window()}, err
-	}
-	r, err := taker.Take(ctx, l.Key(key), n)
-	a := l.answer(r)
-	if a.Taken > 0 && !r.Shadow && r.Source.Kind != fetch.SourceFallback { // else the bucket gave none, or not all
-		a.Undo = undo(r)
+	a := l.answer(d.Result)
+	a.Wait = d.Wait
+	// Of a call in shadow mode or in a degraded one, the bucket gave no tokens, or not all.
+	if a.Taken > 0 && !a.Shadow && a.Source.Kind != fetch.SourceFallback && limitcall.Returns(taker) {
+		a.Undo = undo(a.Result)
 	}
 	return a, err
 }
