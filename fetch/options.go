@@ -67,7 +67,7 @@ func (o callOption) Timeout() (time.Duration, error) {
 	return c.timeout, nil
 }
 
-// config is what the options of a Client say.
+// config has the values of a Client's options.
 type config struct {
 	callConfig
 	concurrency int
@@ -75,15 +75,15 @@ type config struct {
 	denyCache   bool
 	rescue      bool
 	hooks       []Hook
-	unknown     policy.Degraded   // of buckets that were never seen
-	templates   *policy.Templates // those given; nil: none
-	// templatesVersion is that of the templates.
+	unknown     policy.Degraded   // of buckets whose policy is unknown
+	templates   *policy.Templates // those of WithTemplates; nil: none
+	// templatesVersion is the version of templates.
 	templatesVersion int64
-	published        bool // those that refillers publish count
+	published        bool // the templates that refillers publish are read
 	leases           leaseRules
 }
 
-// callConfig is what the options of a call say.
+// callConfig has the values of a call's options.
 type callConfig struct {
 	timeout     time.Duration // if timed; 0: none
 	timed       bool          // the timeout was given; otherwise it is the default of the server's distance
@@ -184,8 +184,8 @@ func WithTimeout(d time.Duration) SharedOption {
 	}}
 }
 
-// WithLeave has a call denied that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens: so urgent work
-// finds some that other work has left. RetryAfter is the time until that many more are there.
+// WithLeave denies a call that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens. So there are
+// tokens left for more urgent work. RetryAfter is the time until the bucket has enough tokens for both.
 func WithLeave(n int64) CallOption { return leaveOption(policy.Leave{Tokens: n}) }
 
 // WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
@@ -199,13 +199,13 @@ func leaveOption(l policy.Leave) CallOption {
 }
 
 // WithFlow names the flow for which a call takes tokens, such as a user, a tenant or a job: 1 to policy.MaxFlowLen
-// bytes, in up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among them: each is
-// served up to its part, whatever the others ask for, and what they leave is free to all. A take without a name belongs
-// to a flow of its own, with all others without one. A bucket without flows ignores the name.
+// bytes, in up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among them: each flow is
+// served up to its part, whatever the others ask for, and all flows may use what others leave. All takes without a name
+// belong to one further flow. A bucket without flows ignores the name.
 //
-// The division is fair among names. A caller that chooses its own can get the parts of many, so take the name from what
-// was authenticated, and put strangers into one flow. Denials, lines of Wait and blocks (WithLease) are those of the
-// flow.
+// The division is fair among names. A caller that can choose its name can get the parts of many, so derive the name
+// from an authenticated identity, and use one name for all unauthenticated callers. Each flow has its own remembered
+// denials, lines of Wait and blocks (WithLease).
 func WithFlow(name string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.flow = name
@@ -218,18 +218,18 @@ func WithFlow(name string) CallOption {
 }
 
 // WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without
-// spaces, unique among the takes of a bucket. However often a take with the id is made, by whichever consumer, the
-// tokens are taken once while the bucket remembers the id (WithRequestMemory), and each take gets the answer of the
-// first that took them. So a take that ended with ErrUnavailable can be made again, and the Client does so itself,
-// once, if its connection fails and the timeout leaves time. A denial takes nothing and is not remembered: the request
-// may be made again.
+// spaces, unique among the takes of a bucket. While the bucket remembers the id (WithRequestMemory), takes with this id
+// charge the bucket once, whichever consumer makes them, and all of them get the answer of the first one that was
+// charged. So a take that ended with ErrUnavailable can be repeated. The Client itself repeats it once if its
+// connection fails and the timeout leaves time. A denial takes nothing and is not remembered, so the request may be
+// made again.
 //
-// The same id with another number of tokens, or of those to be left, is ErrRequestReused.
+// If the id was used with another number of tokens or another leave, the error is ErrRequestReused.
 //
-// Such a take is a call of its own, which doesn't queue behind those who Wait, and the bucket keeps a key of some
-// hundred bytes for as long as it remembers it. Tokens that it took for a caller who stopped waiting are not given
-// back: they are the request's when it is made again. A bucket that Redis has lost has lost its requests, too. On a
-// Cluster or Ring a TakeAll with a request id is of buckets in one slot.
+// Such a take is a separate call, which doesn't queue behind callers of Wait. For each id that the bucket remembers,
+// Redis keeps a key of about a hundred bytes. If the caller stops waiting, the tokens are not given back, because the
+// request may be repeated. A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring all buckets of
+// a TakeAll with a request id must be in one slot.
 func WithRequestID(id string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.request = id
@@ -237,9 +237,9 @@ func WithRequestID(id string) CallOption {
 	})
 }
 
-// WithRequestMemory is how long request ids are remembered, from the take that was charged on: whole milliseconds up to
-// lua.MaxRequestMemory. Given to New it is for every take that has none of its own; given to a call it goes with
-// WithRequestID. Make it longer than callers go on retrying.
+// WithRequestMemory sets how long a request id is remembered after the take that was charged: whole milliseconds up to
+// lua.MaxRequestMemory. As an option of New it applies to every take without this option. As an option of a call it
+// needs WithRequestID. Make it longer than the time for which callers retry.
 func WithRequestMemory(d time.Duration) SharedOption {
 	return sharedOption{func(c *callConfig) error {
 		if d < lua.MinRequestMemory || d > lua.MaxRequestMemory || d%time.Millisecond != 0 {
@@ -251,9 +251,8 @@ func WithRequestMemory(d time.Duration) SharedOption {
 	}}
 }
 
-// WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unlike any other of the bucket. However often a
-// Reserve with the id and the same n is made, the tokens are taken once while the reservation lasts. Without it the id
-// is random.
+// WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unique in the bucket. While the reservation lasts, a
+// Reserve with the same id and n takes no further tokens, so it can be repeated. Without this option the id is random.
 func WithReservationID(id string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.reservation = id
@@ -261,9 +260,9 @@ func WithReservationID(id string) CallOption {
 	})
 }
 
-// WithOverrun says what happens if more is used than was reserved and than the bucket then holds: policy.OverrunClamp,
-// the default, forgives it, policy.OverrunDebt has later refills pay it before they add tokens, up to the bucket's
-// capacity.
+// WithOverrun sets what happens if more tokens are used than were reserved, and the bucket has too few for the
+// difference. With policy.OverrunClamp, the default, the rest is forgiven. With policy.OverrunDebt later refills pay
+// the rest before they add tokens, up to the bucket's capacity.
 func WithOverrun(o policy.Overrun) CallOption {
 	return callOption(func(c *callConfig) error {
 		if o != policy.OverrunClamp && o != policy.OverrunDebt {
@@ -274,9 +273,9 @@ func WithOverrun(o policy.Overrun) CallOption {
 	})
 }
 
-// WithConcurrency bounds the round trips that are under way to a server at once, 1 to 65,536, and with them the
-// Client's goroutines and connections. The PoolSize and the MaxActiveConns of the Redis client bound them, too. A round
-// trip takes along all calls that wait, up to some 65,000: further ones are ErrUnavailable.
+// WithConcurrency bounds the concurrent round trips to a server, 1 to 65,536, and with them the Client's goroutines and
+// connections. PoolSize and MaxActiveConns of the Redis client bound them, too. Each round trip sends all calls that
+// wait at that time, up to about 65,000. Further calls are ErrUnavailable.
 func WithConcurrency(n int) Option {
 	return clientOption(func(c *config) error {
 		c.concurrency = n
@@ -292,9 +291,9 @@ func inRange(what string, n, most int) error {
 	return nil
 }
 
-// WithCacheSize has the Client remember what it knows of at least the n buckets that it used last, 1 to 16,777,216. A
-// take of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much. While Redis
-// is unavailable, the degraded mode of such a bucket is unknown.
+// WithCacheSize sets how many buckets the Client remembers: at least the n that it used last, 1 to 16,777,216. A take
+// of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much. While Redis is
+// unavailable, the degraded mode of such a bucket is unknown.
 //
 // The Client remembers up to 2n buckets, each in about 220 bytes and its key: 90 MB with the default. A bucket needs no
 // memory before it is used.
@@ -307,12 +306,12 @@ func WithCacheSize(n int) Option {
 
 // WithDenyCache turns the memory of denials on, which is the default, or off.
 //
-// On, a denied take is remembered until its tokens are due, a second at most, and takes of as many tokens or more,
-// which leave as many or more, are denied meanwhile without a call, with SourceCached. A return through the same Client
-// ends it. What others return, or an operator grants, is noticed when it ends. Denials of a pool's bucket are not
-// remembered: from their number the pool computes what its region needs.
+// If it is on, a denial is remembered until its tokens are due, at most for a second. Meanwhile the Client itself
+// denies takes of as many tokens or more that leave as many or more, with SourceCached. A return through the same
+// Client ends this. Tokens that other programs return or that an operator grants are noticed only after that time.
+// Denials of a pool's bucket are not remembered, because the pool computes from their number what its region needs.
 //
-// Off, every take is put to the bucket.
+// If it is off, every take asks the bucket.
 func WithDenyCache(on bool) Option {
 	return clientOption(func(c *config) error {
 		c.denyCache = on
@@ -322,14 +321,14 @@ func WithDenyCache(on bool) Option {
 
 // WithRescue turns rescues on, which is the default, or off.
 //
-// On, a take that is denied while the bucket's last refill is more than two refill intervals ago (up to a quarter of
-// one more, which differs from Client to Client), or lies ahead because the server's clock went back, makes that refill
-// and asks again; its answer has SourceRescued. The refill is the refillers' own script with the version in the denial:
-// it credits what is due for the elapsed time, no matter which program makes it, changes no policy and creates no
-// bucket. A Client makes at most one per bucket and interval. Buckets with a schedule are not rescued: only refillers
-// have the schedule.
+// If it is on, a take that is denied although a refill is overdue makes the refill itself and asks again. Its answer
+// has SourceRescued. A refill is overdue if the last one is more than two refill intervals ago (plus up to a quarter of
+// one, which differs from Client to Client), or is in the future because the server's clock went back. The Client uses
+// the refillers' script with the version in the denial: it credits the elapsed time, whichever program calls it,
+// changes no policy and creates no bucket. A Client makes at most one such refill per bucket and interval. Buckets with
+// a schedule are not rescued, because only refillers have the schedule.
 //
-// Off, takes are denied while no refiller lives.
+// If it is off, takes are denied while no refiller is alive.
 func WithRescue(on bool) Option {
 	return clientOption(func(c *config) error {
 		c.rescue = on
@@ -339,11 +338,11 @@ func WithRescue(on bool) Option {
 
 // WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
 //
-// On, the Client reads them from Redis when it is first used, and checks about twice a second while it is used whether
-// they have changed. Every key that one of them matches has a bucket. Keys that none matches cost no more than one read
-// in a tenth of a second, whatever their number, and leave nothing in Redis.
+// If it is on, the Client reads the templates from Redis when it is first used. While it is used, it checks about twice
+// a second whether they have changed. Every key that a template matches has a bucket. Keys that no template matches
+// cost at most one read in a tenth of a second, whatever their number, and store nothing in Redis.
 //
-// Off, nothing is read, and the keys of templates are unknown.
+// If it is off, no templates are read, and keys of templates are unknown.
 func WithPublishedTemplates(on bool) Option {
 	return clientOption(func(c *config) error {
 		c.published = on
@@ -351,10 +350,10 @@ func WithPublishedTemplates(on bool) Option {
 	})
 }
 
-// WithUnknownDegraded is how takes of buckets are answered whose policy this Client doesn't know when their server
-// can't be reached, and whose key no template matches: DegradedClosed, the default, or DegradedOpen. A bucket's own
-// policy decides once a take of it has been answered, as long as the Client remembers the bucket. DegradedLocal is
-// refused: the share of a bucket of unknown rate is unknown.
+// WithUnknownDegraded sets the degraded mode of buckets whose policy this Client doesn't know, and whose key no
+// template matches: DegradedClosed, the default, or DegradedOpen. After the first answer of a bucket its own policy
+// decides, for as long as the Client remembers the bucket. DegradedLocal is refused, because it needs the bucket's
+// rate.
 func WithUnknownDegraded(mode policy.Degraded) Option {
 	return clientOption(func(c *config) error {
 		if mode != policy.DegradedClosed && mode != policy.DegradedOpen {
@@ -365,14 +364,14 @@ func WithUnknownDegraded(mode policy.Degraded) Option {
 	})
 }
 
-// WithTemplates makes every key that a template matches a bucket of the template's policy: for programs that need no
-// refiller. A template's Enforce is policy.EnforceLazy, or it has a schedule, so that its buckets are budgets: takes
-// credit them, exactly. A full lazy bucket is no key in Redis. Of two templates that match a key the more specific one
-// counts; templates between which that would be a guess are refused.
+// WithTemplates gives the Client templates, for programs without a refiller: every key that a template matches is a
+// bucket with the template's policy. Each template must be lazy (policy.EnforceLazy) or have a schedule, which makes
+// its buckets budgets. Takes credit both, exactly. A full lazy bucket needs no key in Redis. If two templates match a
+// key, the more specific one applies. Templates of which none is more specific are refused.
 //
-// The Client then reads no templates that refillers publish. All programs that share the keys should have the same
-// templates. Reserve, and takes with a request id, of lazy buckets are ErrLazyBucket. When you change the policy of
-// budgets, use WithTemplatesVersion.
+// The Client then doesn't read the templates that refillers publish. All programs that share the keys should have the
+// same templates. Lazy buckets have no reservations and no request ids: such calls are ErrLazyBucket. To change the
+// policy of budgets later, use WithTemplatesVersion.
 func WithTemplates(list ...policy.Template) Option {
 	return clientOption(func(c *config) error {
 		set, err := policy.NewTemplates(0, list, nil)
@@ -390,8 +389,8 @@ func WithTemplates(list ...policy.Template) Option {
 	})
 }
 
-// WithTemplatesVersion is the version of the templates that WithTemplates gives, 0 by default. Raise it with every
-// change of them: a higher version replaces the policy of a budget, never the reverse. It is from 0 to 2^52-1.
+// WithTemplatesVersion sets the version of the templates of WithTemplates, 0 to 2^52-1; the default is 0. Raise it with
+// every change of the templates, because the policy of a budget is replaced only by one of a higher version.
 func WithTemplatesVersion(version int64) Option {
 	return clientOption(func(c *config) error {
 		if version < 0 || version >= policy.OwnEpoch {
@@ -403,7 +402,7 @@ func WithTemplatesVersion(version int64) Option {
 	})
 }
 
-// versioned gives the templates their version.
+// versioned sets the version of the templates.
 func (c *config) versioned() error {
 	if c.templates == nil || c.templatesVersion == 0 {
 		return nil

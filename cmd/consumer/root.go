@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"syscall"
 
@@ -12,9 +13,10 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/cli"
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
+	"github.com/tokenrefill/refiller/limit"
 )
 
-// exitDenied is the exit code of a command whose bucket holds too few tokens. The others are those of package cli.
+// exitDenied is the exit code if the bucket has too few tokens. Package cli has the other exit codes.
 const exitDenied = 3
 
 // env is what a command may touch of the process.
@@ -53,11 +55,8 @@ func run(ctx context.Context, args []string, e env) int {
 	}, withAdvice)
 }
 
-// isInvalid reports whether an error is about what the command line asks for.
-func isInvalid(err error) bool {
-	return errors.Is(err, fetch.ErrInvalidKey) || errors.Is(err, fetch.ErrInvalidAmount) ||
-		errors.Is(err, fetch.ErrInvalidTTL) || errors.Is(err, fetch.ErrInvalidID)
-}
+// isInvalid reports whether an error is about an argument or a flag.
+func isInvalid(err error) bool { return limit.OutcomeOf(err).HTTP == http.StatusBadRequest }
 
 // withAdvice returns the text of an error, and a line with what to do about it if there is advice.
 func withAdvice(err error) string {
@@ -67,7 +66,7 @@ func withAdvice(err error) string {
 	return err.Error()
 }
 
-// advice says what to do about an error.
+// advice returns what to do about an error; empty if there is no advice.
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):

@@ -38,7 +38,8 @@ func Returns(l limit.Limiter) bool {
 }
 
 // GiveBack returns the tokens of a decision of Take, if the limiter can take them back. It goes on when ctx ends,
-// because the call for which the tokens were taken may be over. It takes at most timeout, or a second if that is longer.
+// because the call for which the tokens were taken may be over. It takes at most timeout, or a second if that is
+// longer.
 func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision, timeout time.Duration) error {
 	if d.Taken == 0 {
 		return nil
@@ -55,8 +56,8 @@ func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision
 }
 
 // Bound returns a context and options for a call of a limiter about a key. A timeout above 0 bounds the call. With 0, a
-// limiter that measures the distance of its server bounds the call itself, as a fetch.Client does, so that it can answer
-// by a bucket's degraded mode. Any other limiter gets fallback.
+// limiter that measures the distance of its server bounds the call itself, as a fetch.Client does, so that it can
+// answer by a bucket's degraded mode. Any other limiter gets fallback.
 func Bound(ctx context.Context, l limit.Limiter, key string, timeout, fallback time.Duration) (
 	context.Context, context.CancelFunc, []fetch.CallOption,
 ) {

@@ -24,7 +24,7 @@ var longLines = map[string]int{
 	"cmd/refiller":              9,
 	"deploy/k8s":                4,
 	"election":                  1,
-	"fetch":                     2,
+	"fetch":                     1,
 	"internal/replay/accesslog": 6,
 	"internal/config":           11,
 	"internal/dev":              1,
