@@ -14,6 +14,7 @@ import (
 	clientv3 "go.etcd.io/etcd/client/v3"
 
 	"github.com/tokenrefill/refiller/internal/cli"
+	"github.com/tokenrefill/refiller/internal/cli/terminal"
 	"github.com/tokenrefill/refiller/pool"
 )
 
@@ -76,11 +77,12 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		if err != nil {
 			return err
 		}
-		warnUnreadable(f.Stderr, s)
+		width := terminal.Of(f.Stderr, f.Environ).Width()
+		warnUnreadable(f.Stderr, width, s)
 		if len(s.Pools) == 0 {
 			return cli.Usage(fmt.Errorf("there are no pools below %s: is election.prefix right?", prefix))
 		}
-		if err := f.warn(f.Stderr, s, region); err != nil {
+		if err := f.warn(f.Stderr, width, s, region); err != nil {
 			return err
 		}
 		if !f.yes {
@@ -110,7 +112,8 @@ func (f *fencing) verb() string {
 }
 
 // warn writes what fencing a region frees, and the effect on its consumers or on the rates.
-func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
+func (f *fencing) warn(w io.Writer, width int, s pool.Status, region string) error {
+	write := func(text string) { _ = paragraph(w, width, text) }
 	var known []string
 	found, alive := false, false
 	for _, p := range s.Pools {
@@ -124,11 +127,11 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
 			found = true
 			alive = alive || r.Alive
 			if !r.Known() {
-				fmt.Fprintf(w, "What %s is using of %s is not known: up to %s of %s, or a grant of before until that ends.\n",
-					region, p.Name, perSecond(r.Claimed), p.Rate)
+				write(fmt.Sprintf("What %s is using of %s is not known: up to %s of %s, or a grant of before until that ends.",
+					region, p.Name, perSecond(r.Claimed), p.Rate))
 				continue
 			}
-			fmt.Fprintf(w, "%s may be using %s of %s in %s.\n", region, perSecond(r.Claimed), p.Rate, p.Name)
+			write(fmt.Sprintf("%s may be using %s of %s in %s.", region, perSecond(r.Claimed), p.Rate, p.Name))
 		}
 	}
 	if !found {
@@ -137,11 +140,11 @@ func (f *fencing) warn(w io.Writer, s pool.Status, region string) error {
 	}
 	switch {
 	case f.drain && alive:
-		fmt.Fprintln(w, "Its consumers are denied once it is drained.")
+		write("Its consumers are denied once it is drained.")
 	case f.drain:
-		fmt.Fprintln(w, "CAUTION: it is silent, and is only drained once it has read of it.")
+		write("CAUTION: it is silent, and is only drained once it has read of it.")
 	case alive:
-		fmt.Fprintln(w, "CAUTION: it has just reported, so it is alive. What its consumers take on would come on top of the "+
+		write("CAUTION: it has just reported, so it is alive. What its consumers take on would come on top of the " +
 			"pools' rates. With --drain it gives up its share first.")
 	}
 	return nil

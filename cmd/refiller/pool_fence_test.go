@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"testing"
@@ -13,6 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/pool"
 )
 
 // twoRegions are replicas of eu and of us that share a pool; us reaches etcd by a link of its own.
@@ -86,7 +88,8 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.True(t, us.Idle())
 	require.True(t, us.Fenced.Drain)
 	_, stdout, _ = run("status")
-	require.Regexp(t, `(?m)^us +0/s +0/s .* drained by \S+ at .*: move$`, stdout)
+	require.Regexp(t, `(?m)^us +0/s +0/s .* see below$`, stdout)
+	require.Regexp(t, `(?m)^us  drained by \S+ at .*: move$`, stdout)
 
 	code, _, stderr = run("lift", "us")
 	require.Zero(t, code, stderr)
@@ -100,10 +103,10 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Empty(t, stdout)
 	require.Contains(t, stderr, "the region has not acknowledged its drain within 1s: us")
 	require.Regexp(t, `(?m)^payments: at most [2-9]\d\d(\.\d)?/s in use; `+
-		`(has yet to acknowledge|(silent, )?(renewed|not renewed|on its floor).*)$`, stderr)
+		`(not acknowledged|(silent, )?(renewed|not renewed|on its floor).*)$`, stderr)
 	require.Contains(t, stderr, `"refiller pool fence us" gives the others all of it at once`)
 	_, stdout, _ = run("status")
-	require.Regexp(t, `(?m)^us .* has yet to acknowledge its drain, asked for by `, stdout)
+	require.Regexp(t, `(?m)^us  has yet to acknowledge its drain, asked for by `, stdout)
 	code, _, stderr = run("fence", "us", "--yes")
 	require.Zero(t, code, stderr)
 	w.eventually("the other region has everything", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
@@ -117,4 +120,29 @@ func TestPoolFenceDrains(t *testing.T) {
 	code, _, stderr = run("fence", "us", "--drain", "--wait", "3ms")
 	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "--wait 3ms: want 1s or more")
+}
+
+func TestPoolFenceWarnsInEightyColumns(t *testing.T) {
+	t.Parallel()
+	living := pool.RegionStatus{Region: "eu-west-1", Configured: true, Reported: true, Alive: true, Claimed: 737.5}
+	unheard := pool.RegionStatus{Region: "eu-west-1", Configured: true, Claimed: 737.5}
+	s := pool.Status{
+		Pools: []pool.PoolStatus{
+			{Name: "payments-of-all-shops", Rate: "1475/s", Regions: []pool.RegionStatus{living}},
+			{Name: "mail-of-all-shops", Rate: "1475/s", Regions: []pool.RegionStatus{unheard}},
+		},
+	}
+	for _, width := range []int{80, 0} {
+		var out bytes.Buffer
+		require.NoError(t, (&fencing{}).warn(&out, width, s, "eu-west-1"))
+		fits(t, out.String())
+		for _, want := range []string{
+			"eu-west-1 may be using 737.5/s of 1475/s in payments-of-all-shops.",
+			"What eu-west-1 is using of mail-of-all-shops is not known: up to 737.5/s of 1475/s, or a grant of before until " +
+				"that ends.",
+			"What its consumers take on would come on top of the pools' rates. With --drain it gives up its share first.",
+		} {
+			require.Contains(t, words(out.String()), want)
+		}
+	}
 }

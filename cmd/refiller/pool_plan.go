@@ -43,7 +43,7 @@ The addresses of etcd are the configuration's. Fields that change are shown by "
 			if err != nil {
 				return err
 			}
-			warnUnreadable(e.Stderr, s)
+			warnUnreadable(e.Stderr, terminal.Of(e.Stderr, e.Environ).Width(), s)
 			plan := planPools(s, pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools})
 			if output == "json" {
 				return cli.WriteJSON(e.Stdout, plan, "")

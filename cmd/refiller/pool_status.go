@@ -127,44 +127,89 @@ func (a poolAnswer) write(w io.Writer, width int) error {
 	}
 	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{
 		{Name: "coordinator", Text: coordinator}, {Name: "pools", Text: fmt.Sprintf("version %d", a.Version)}})}
-	warnUnreadable(w, a.Status)
+	warnUnreadable(w, width, a.Status)
 	for _, p := range a.Pools {
-		claimed, more := 0.0, ""
-		var doubled []string
-		t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
-			number("DEMAND", 0),
-			number("CLAIMED", 1), number("TOKENS", 0), number("STATE", 2), terminal.Column{Name: "GRANT"})
-		for _, r := range p.Regions {
-			claimed += r.Claimed
-			if !r.Known() {
-				more = ", or more until grants of before end"
-			}
-			if r.OtherServer {
-				doubled = append(doubled, r.Region)
-			}
-			t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
-				fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), state(r), grant(r))
-		}
-		rate := fmt.Sprintf("%s, capacity %d", p.Rate, p.Capacity)
-		switch {
-		case p.Rate == "" && a.Unreadable["cfg"] != "":
-			rate = "its settings can't be read"
-		case p.Rate == "":
-			rate = "no longer configured"
-		case len(p.Waits) > 0:
-			rate += "; closed: floors only, until these acknowledge it or are fenced: " + strings.Join(p.Waits, ", ")
-		}
-		errs = append(errs, line(w, fmt.Sprintf("\n%s  %s; at most %s in use%s", terminal.Text(p.Name), rate,
-			perSecond(claimed), more)), t.Write(w, width), a.writeHistory(w, width, p.Name))
-		if len(doubled) > 0 {
-			errs = append(errs, line(w, "CAUTION: more than one Redis reports for "+strings.Join(doubled, ", ")+
-				". One has the share, another its floor on top."))
-		}
+		errs = append(errs, line(w, ""), paragraph(w, width, terminal.Text(p.Name)+"  "+a.head(p)), remarks(w, width, p),
+			writeRegions(w, width, p), a.writeHistory(w, width, p.Name))
 	}
 	if len(a.Pools) == 0 {
 		errs = append(errs, line(w, "\nno pools"))
 	}
 	return errors.Join(errs...)
+}
+
+// head describes a pool.
+func (a poolAnswer) head(p pool.PoolStatus) string {
+	claimed := 0.0
+	for _, r := range p.Regions {
+		claimed += r.Claimed
+	}
+	rate := fmt.Sprintf("%s, capacity %d", p.Rate, p.Capacity)
+	switch {
+	case p.Rate == "" && a.Unreadable["cfg"] != "":
+		rate = "its settings can't be read"
+	case p.Rate == "":
+		rate = "no longer configured"
+	}
+	return fmt.Sprintf("%s; at most %s in use", rate, perSecond(claimed))
+}
+
+// remarks writes what keeps a pool from lending, and what may be in use beyond its claims.
+func remarks(w io.Writer, width int, p pool.PoolStatus) error {
+	var errs []error
+	var doubled []string
+	var unknown, uses, granted bool
+	for _, r := range p.Regions {
+		unknown = unknown || !r.Known()
+		uses = uses || r.Reported && r.Fenced == nil
+		granted = granted || r.Alive && r.Remaining > 0
+		if r.OtherServer {
+			doubled = append(doubled, r.Region)
+		}
+	}
+	if len(p.Waits) > 0 {
+		errs = append(errs, paragraph(w, width,
+			"closed: floors only, until these acknowledge it or are fenced: "+strings.Join(p.Waits, ", ")))
+	} else if p.Open && uses && !granted {
+		errs = append(errs, paragraph(w, width,
+			"no living region has a grant: floors only; these shares may be out of date"))
+	}
+	if unknown {
+		errs = append(errs, line(w, "more may be in use until grants of before end"))
+	}
+	if len(doubled) > 0 {
+		errs = append(errs, paragraph(w, width, "CAUTION: more than one Redis reports for "+strings.Join(doubled, ", ")+
+			". One has the share, another its floor on top."))
+	}
+	return errors.Join(errs...)
+}
+
+// grantColumns is how long a text may be beside the numbers of a region. Longer ones are below the table.
+const grantColumns = len("renewed 0.5 s ago")
+
+// writeRegions writes the regions of a pool as a table, and what has no room there below it.
+func writeRegions(w io.Writer, width int, p pool.PoolStatus) error {
+	t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
+		number("DEMAND", 0), number("CLAIMED", 1), number("TOKENS", 0), number("STATE", 2), terminal.Column{Name: "GRANT"})
+	var below []terminal.Pair
+	for _, r := range p.Regions {
+		text := grant(r)
+		if len(text) > grantColumns {
+			below = append(below, terminal.Pair{Name: r.Region, Text: text})
+			text = "see below"
+		}
+		t.Row(r.Region, perSecond(r.Granted), perSecond(r.Floor), perSecond(r.Demand), perSecond(r.Claimed),
+			fmt.Sprintf("%d/%d", r.Tokens, r.Capacity), state(r), text)
+	}
+	return errors.Join(t.Write(w, width), terminal.WritePairs(w, cmp.Or(width, proseColumns), below))
+}
+
+// proseColumns is how long the lines of prose are if the output is no terminal.
+const proseColumns = 80
+
+// paragraph writes prose in lines that fit.
+func paragraph(w io.Writer, width int, text string) error {
+	return line(w, strings.Join(terminal.Wrap(text, cmp.Or(width, proseColumns)), "\n"))
 }
 
 // writeHistory draws the shares of a pool in the last hour.
@@ -208,16 +253,16 @@ func grant(r pool.RegionStatus) string {
 	case !r.Alive:
 		return "was on its floor"
 	case !r.Applied:
-		return "has yet to acknowledge"
+		return "not acknowledged"
 	default:
 		return admin.Grant(r.Age, r.Remaining)
 	}
 }
 
 // warnUnreadable names the records that can't be read.
-func warnUnreadable(w io.Writer, s pool.Status) {
+func warnUnreadable(w io.Writer, width int, s pool.Status) {
 	for _, key := range slices.Sorted(maps.Keys(s.Unreadable)) {
-		fmt.Fprintf(w, "CAUTION: %s can't be read: %s\n", key, terminal.Text(s.Unreadable[key]))
+		_ = paragraph(w, width, fmt.Sprintf("CAUTION: %s can't be read: %s", key, terminal.Text(s.Unreadable[key])))
 	}
 }
 

@@ -82,9 +82,11 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 		return code == 0 && renewed.MatchString(stdout)
 	}, 30*time.Second, 50*time.Millisecond, "for a moment after each offer eu has yet to acknowledge it")
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
-	require.Regexp(t, `payments +1000/s, capacity 3000; closed: floors only, until these acknowledge it or are fenced: us; `+
-		`at most 150/s in use, or more until grants of before end`, stdout)
-	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +has not reported: may have a grant of before$`, stdout)
+	require.Regexp(t, `payments  1000/s, capacity 3000; at most 150/s in use
+closed: floors only, until these acknowledge it or are fenced: us
+more may be in use until grants of before end
+REGION`, stdout)
+	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +see below\nus +has not reported: may have a grant of before$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
 	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")
@@ -109,7 +111,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, text, "alive")
 	require.Contains(t, text,
-		"What us is using of payments is not known: up to 50/s of 1000/s, or a grant of before until that ends.\n")
+		"What us is using of payments is not known: up to 50/s of 1000/s, or a grant of\nbefore until that ends.\n")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence" region=us operator=\S+ reason=drill `, text)
 	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond, "its floor is free, and the pool opens")
 	require.True(t, status().Pools[0].Open)
@@ -161,7 +163,7 @@ func TestPoolStatusShowsTheStateOfAGrant(t *testing.T) {
 	require.Equal(t, "silent: its floor once it reports",
 		plannedRegion{State: "silent", Change: "none", Then: 100}.remarks("changed"))
 	r := pool.RegionStatus{Configured: true, Reported: true, Alive: true, Remaining: 12, Granted: 100}
-	require.Equal(t, "has yet to acknowledge", grant(r))
+	require.Equal(t, "not acknowledged", grant(r))
 	r.Fenced = &pool.Fencing{Operator: "ann", At: time.Unix(1_700_000_000, 0), Reason: "flood"}
 	require.Equal(t, "fenced by ann at 2023-11-14 22:13:20: flood", grant(r))
 }
@@ -184,13 +186,93 @@ func TestPoolStatusFitsEightyColumns(t *testing.T) {
 	}
 	var out bytes.Buffer
 	require.NoError(t, a.write(&out, 80))
-	for _, line := range strings.Split(out.String(), "\n") {
-		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
-	}
+	fits(t, out.String())
 	require.Regexp(t, `(?m)^eu-west-1 +737\.5/s +100/s +5000/s .* 2250/2250 +alive +renewed 0\.5 s ago$`, out.String())
 	require.Regexp(t, `(?m)^us-east-1 +737\.5/s .* on its floor$`, out.String())
 	require.Contains(t, out.String(), "at most 1475/s in use")
 	require.Regexp(t, `(?m)^us-east-1  ·{59}▅$`, out.String())
+}
+
+// fits checks that no line has more than 80 columns.
+func fits(t *testing.T, text string) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		require.LessOrEqual(t, utf8.RuneCountInString(strings.TrimSuffix(line, "\n")), 80, line)
+	}
+}
+
+// words is text on one line.
+func words(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+// Whatever is wrong with a pool is shown in full, in 80 columns, on a terminal and elsewhere.
+func TestPoolStatusShowsEveryRemarkInEightyColumns(t *testing.T) {
+	t.Parallel()
+	region := pool.RegionStatus{Region: "eu-west-1", Granted: 737.5, Floor: 100, Demand: 5000, Claimed: 737.5,
+		Tokens: 2250, Capacity: 2250, Reported: true, Reporter: "a", Configured: true}
+	drained := region
+	drained.Region = "us-east-1"
+	drained.OtherServer = true
+	drained.Fenced = &pool.Fencing{
+		Operator: "ann", Drain: true, At: time.Unix(1_700_000_000, 0), Reason: "the racks are replaced, see the calendar",
+	}
+	unread := pool.RegionStatus{Region: "ap-northeast-1", Configured: true}
+	a := poolAnswer{Status: pool.Status{
+		Unreadable: map[string]string{"rep/eu-west-1": "pool: bad record: its first line is not of a format known here: x"},
+		Pools: []pool.PoolStatus{{Name: "payments", Rate: "1475/s", Capacity: 4500,
+			Waits: []string{"ap-northeast-1", "eu-west-1", "us-east-1"}, Regions: []pool.RegionStatus{region, drained, unread}}},
+	}}
+	for _, width := range []int{80, 0} {
+		var out bytes.Buffer
+		require.NoError(t, a.write(&out, width))
+		if width > 0 {
+			fits(t, out.String())
+		}
+		for _, want := range []string{
+			"closed: floors only, until these acknowledge it or are fenced: ap-northeast-1, eu-west-1, us-east-1",
+			"more may be in use until grants of before end",
+			"CAUTION: more than one Redis reports for us-east-1. One has the share, another its floor on top.",
+			"us-east-1 has yet to acknowledge its drain, asked for by ann at 2023-11-14 22:13:20: " +
+				"the racks are replaced, see the calendar",
+			"ap-northeast-1 has not reported: may have a grant of before",
+			"CAUTION: rep/eu-west-1 can't be read: pool: bad record: its first line is not of a format known here: x",
+		} {
+			require.Contains(t, words(out.String()), want)
+		}
+	}
+}
+
+// An etcd that comes back shows the shares of the past at first. No region that lives has a grant then.
+func TestPoolStatusSaysThatNoLivingRegionHasAGrant(t *testing.T) {
+	t.Parallel()
+	const remark = "no living region has a grant: floors only; these shares may be out of date\n"
+	live := pool.RegionStatus{Region: "eu", Granted: 500, Claimed: 500, Reported: true, Configured: true, Alive: true}
+	silent := live
+	silent.Region = "us"
+	silent.Alive = false
+	silent.Remaining = 12
+	granted := live
+	granted.Remaining = 11
+	fenced := live
+	fenced.Fenced = &pool.Fencing{}
+	unheard := pool.RegionStatus{Region: "us", Configured: true}
+	for _, test := range []struct {
+		regions []pool.RegionStatus
+		closed  bool
+		want    bool
+	}{
+		{regions: []pool.RegionStatus{live, silent}, want: true},
+		{regions: []pool.RegionStatus{live, live}, want: true},
+		{regions: []pool.RegionStatus{silent, silent}, want: true},
+		{regions: []pool.RegionStatus{granted, silent}},
+		{regions: []pool.RegionStatus{fenced, fenced}},
+		{regions: []pool.RegionStatus{live, silent}, closed: true},
+		{regions: []pool.RegionStatus{unheard}},
+	} {
+		p := pool.PoolStatus{Name: "payments", Rate: "1000/s", Open: !test.closed, Regions: test.regions}
+		var out bytes.Buffer
+		require.NoError(t, poolAnswer{Status: pool.Status{Pools: []pool.PoolStatus{p}}}.write(&out, 80))
+		require.Equal(t, test.want, strings.Contains(out.String(), remark), out.String())
+	}
 }
 
 func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
