@@ -11,10 +11,13 @@ type Script struct{ script }
 // "--#include shared/name" are replaced by the files in shared.
 func NewScript(name, source string) *Script { return &Script{hashed(name, expand(source))} }
 
-// Run calls the script once and returns its raw reply. After an error the script
-// may have run.
-func (s *Script) Run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
-	return s.run(ctx, c, keys, args...)
+// Run calls the script once and returns its reply. After an error the script may have run.
+func (s *Script) Run(ctx context.Context, c Client, keys []string, args ...any) (*Reply, error) {
+	v, err := s.run(ctx, c, keys, args...)
+	if err != nil {
+		return nil, err
+	}
+	return readReply(v), nil
 }
 
 // Source returns the script's text, with all that it includes.

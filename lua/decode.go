@@ -56,15 +56,24 @@ const (
 	codeEnded     = 11
 )
 
-// reply reads a script's list one value after the other; the first mismatch
-// sticks.
-type reply struct {
+// Reply reads the list that a script returned, one value after the other. After the first value that does not match,
+// the methods return zero values, and End returns the error, ErrBadReply. A Reply is not safe for concurrent use.
+type Reply struct {
 	values []any
 	err    error
 }
 
+// readReply returns a Reply of the value that a script returned.
+func readReply(v any) *Reply {
+	values, ok := v.([]any)
+	if !ok {
+		return &Reply{err: fmt.Errorf("%w: %T for a list", ErrBadReply, v)}
+	}
+	return &Reply{values: values}
+}
+
 // next returns the next value.
-func next[T any](r *reply, what string) (v T) {
+func next[T any](r *Reply, what string) (v T) {
 	switch {
 	case r.err != nil:
 		return v
@@ -80,10 +89,11 @@ func next[T any](r *reply, what string) (v T) {
 	return v
 }
 
-func (r *reply) int() int64 { return next[int64](r, "a number") }
+// Int returns the next value, a number; 0 after a mismatch.
+func (r *Reply) Int() int64 { return next[int64](r, "a number") }
 
 // count reads a counter, which may be beyond what Lua's numbers hold exactly.
-func (r *reply) count() int64 {
+func (r *Reply) count() int64 {
 	text := next[string](r, "a count")
 	n, err := strconv.ParseInt(text, 10, 64)
 	if err != nil && r.err == nil {
@@ -93,7 +103,7 @@ func (r *reply) count() int64 {
 }
 
 // terms reads a policy's text; nil if it is empty.
-func (r *reply) terms() *policy.Terms {
+func (r *Reply) terms() *policy.Terms {
 	text := next[string](r, "a policy")
 	if text == "" {
 		return nil
@@ -106,16 +116,20 @@ func (r *reply) terms() *policy.Terms {
 	return &t
 }
 
-func (r *reply) end() error {
-	if r.err == nil && len(r.values) > 0 {
+// More reports whether there is another value, and no mismatch so far.
+func (r *Reply) More() bool { return r.err == nil && len(r.values) > 0 }
+
+// End returns an error if a value did not match, or if there are values that were not read.
+func (r *Reply) End() error {
+	if r.More() {
 		r.err = fmt.Errorf("%w: %d values too many", ErrBadReply, len(r.values))
 	}
 	return r.err
 }
 
 // fail returns err, the meaning of the whole reply, unless the reply has more values.
-func (r *reply) fail(err error) error {
-	if bad := r.end(); bad != nil {
+func (r *Reply) fail(err error) error {
+	if bad := r.End(); bad != nil {
 		return bad
 	}
 	return err
@@ -148,7 +162,7 @@ func (r *integerReply) take(n int64) []int64 {
 func (r *integerReply) good() bool { return !r.bad && r.read == len(r.values) }
 
 // ask calls the script and opens its reply.
-func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*reply, int64, error) {
+func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*Reply, int64, error) {
 	v, err := s.run(ctx, c, keys, args...)
 	if err != nil {
 		return nil, 0, err
@@ -158,7 +172,7 @@ func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, w
 
 // askExisting is ask for a script that answers codeUnknown if none of its keys exists. A Cluster doesn't run a script
 // of missing keys while their slot moves, so they are then checked one by one.
-func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*reply, int64,
+func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*Reply, int64,
 	error) {
 	r, code, err := s.ask(ctx, c, keys, args, want...)
 	if !IsTryAgain(err) {
@@ -189,13 +203,9 @@ func unknown(keys []string) error { return fmt.Errorf("%w %q", ErrUnknownBucket,
 
 // open reads the code that opens the reply to a call with these keys. It is one of want, or one of those that mean the
 // same everywhere: they become errors, unless they are wanted.
-func open(v any, keys []string, want ...int64) (*reply, int64, error) {
-	values, ok := v.([]any)
-	if !ok {
-		return nil, 0, fmt.Errorf("%w: %T for a list", ErrBadReply, v)
-	}
-	r := &reply{values: values}
-	code := r.int()
+func open(v any, keys []string, want ...int64) (*Reply, int64, error) {
+	r := readReply(v)
+	code := r.Int()
 	if r.err != nil {
 		return nil, 0, r.err
 	}
@@ -207,7 +217,7 @@ func open(v any, keys []string, want ...int64) (*reply, int64, error) {
 	case codeUnknown:
 		err = unknown(keys)
 	case codeMalformed:
-		err = malformed(keys, r.int())
+		err = malformed(keys, r.Int())
 	default:
 		return nil, code, fmt.Errorf("%w: code %d", ErrBadReply, code)
 	}

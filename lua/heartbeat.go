@@ -13,6 +13,6 @@ func Heartbeat(ctx context.Context, c Client, key, consumer string, ttl time.Dur
 	if err != nil {
 		return 0, err
 	}
-	n := r.int()
-	return n, r.end()
+	n := r.Int()
+	return n, r.End()
 }

@@ -32,6 +32,6 @@ func (s *script) operate(ctx context.Context, c Client, key string, n int64) (Op
 	if err != nil {
 		return OperatorReply{}, err
 	}
-	reply := OperatorReply{Tokens: r.int(), Clamped: r.int(), Version: policy.Version{Era: r.int(), Index: r.int()}}
-	return reply, r.end()
+	reply := OperatorReply{Tokens: r.Int(), Clamped: r.Int(), Version: policy.Version{Era: r.Int(), Index: r.Int()}}
+	return reply, r.End()
 }

@@ -111,7 +111,7 @@ func changeOverride(ctx context.Context, c Client, key, own string, template *po
 	case code == codeReused:
 		return OverrideReply{}, fmt.Errorf("%w: %q", ErrNotOfTemplate, key)
 	}
-	reply := OverrideReply{Had: r.int() == 1, Exists: r.int() > 0, Tokens: r.int(), Till: r.int()}
+	reply := OverrideReply{Had: r.Int() == 1, Exists: r.Int() > 0, Tokens: r.Int(), Till: r.Int()}
 	reply.Terms = r.terms()
-	return reply, r.end()
+	return reply, r.End()
 }

@@ -86,11 +86,11 @@ func readPlan(v any, key string) PlanResult {
 		return PlanResult{Err: err}
 	}
 	if code == codeDenied {
-		return PlanResult{Stale: true, Err: r.end()}
+		return PlanResult{Stale: true, Err: r.End()}
 	}
-	result := PlanResult{Now: r.int(), Clock: r.int(), Use: policy.Use{Covered: r.int()}}
+	result := PlanResult{Now: r.Int(), Clock: r.Int(), Use: policy.Use{Covered: r.Int()}}
 	fields := next[[]any](r, "what flows asked for")
-	result.Err = r.end()
+	result.Err = r.End()
 	if result.Err == nil {
 		result.Err = readUse(fields, &result.Use)
 	}

@@ -37,8 +37,8 @@ func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Pub
 	if err != nil {
 		return Publication{}, err
 	}
-	p := Publication{OK: code == codeDone, Before: r.int()}
-	return p, r.end()
+	p := Publication{OK: code == codeDone, Before: r.Int()}
+	return p, r.End()
 }
 
 // ReadTemplates reads the published set of templates and its id: nil if none is

@@ -80,11 +80,11 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 		denied, err := r.denial()
 		return ReserveReply{TakeReply: denied}, err
 	}
-	reply := ReserveReply{TakeReply: TakeReply{OK: true, Taken: call.N, Remaining: r.int()}, Until: r.int()}
-	reply.Now = r.int()
-	reply.Version.Era = r.int()
+	reply := ReserveReply{TakeReply: TakeReply{OK: true, Taken: call.N, Remaining: r.Int()}, Until: r.Int()}
+	reply.Now = r.Int()
+	reply.Version.Era = r.Int()
 	reply.Terms = r.terms()
-	return reply, r.end()
+	return reply, r.End()
 }
 
 // SettleReply is what became of a reservation.
@@ -128,15 +128,15 @@ func settle(ctx context.Context, c Client, key, id string, used int64, divided b
 	if err != nil {
 		return SettleReply{}, err
 	}
-	reply := SettleReply{Now: r.int(), Remaining: r.int(), Again: r.int() == 1}
-	reply.Settlement = policy.Settlement{Returned: r.int(), Clamped: r.int(), Void: r.int(), Charged: r.int(),
-		Owed: r.int(), Forgiven: r.int()}
-	return reply, r.end()
+	reply := SettleReply{Now: r.Int(), Remaining: r.Int(), Again: r.Int() == 1}
+	reply.Settlement = policy.Settlement{Returned: r.Int(), Clamped: r.Int(), Void: r.Int(), Charged: r.Int(),
+		Owed: r.Int(), Forgiven: r.Int()}
+	return reply, r.End()
 }
 
 // settleFlow makes the call of a settlement: with the keys of the plan if the bucket is divided, or if the reservation
 // turns out to be a flow's; without them if the plan is elsewhere, since a Cluster moves the bucket's slot.
-func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*reply, error) {
+func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*Reply, error) {
 	keys := outstandingKeys(key)
 	if divided {
 		r, _, err := settleScript.askHeld(ctx, c, append(keys, FlowsKey(key), UseKey(key)), id, []any{used}, codeDone)
@@ -224,11 +224,11 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 		return LeaseReply{}, err
 	}
 	if code == codeOtherEra {
-		return LeaseReply{Now: r.int()}, r.fail(fmt.Errorf("%w: %q", ErrOtherEra, key))
+		return LeaseReply{Now: r.Int()}, r.fail(fmt.Errorf("%w: %q", ErrOtherEra, key))
 	}
-	reply := LeaseReply{Now: r.int(), Remaining: r.int(), Granted: r.int(), Clamped: r.int(), Era: r.int(),
+	reply := LeaseReply{Now: r.Int(), Remaining: r.Int(), Granted: r.Int(), Clamped: r.Int(), Era: r.Int(),
 		Terms: r.terms()}
-	if err := r.end(); err != nil {
+	if err := r.End(); err != nil {
 		return LeaseReply{}, err
 	}
 	if reply.Terms == nil || reply.Granted < 0 {
@@ -270,11 +270,11 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 			continue
 		}
 		results[i] = SweepResult{
-			Now: r.int(), Tokens: r.int(), Swept: policy.Swept{Returned: r.int(), Clamped: r.int(), Void: r.int(),
-				Dropped: r.int()},
-			Outstanding: r.int(), Due: r.int(), Debt: r.int(),
+			Now: r.Int(), Tokens: r.Int(), Swept: policy.Swept{Returned: r.Int(), Clamped: r.Int(), Void: r.Int(),
+				Dropped: r.Int()},
+			Outstanding: r.Int(), Due: r.Int(), Debt: r.Int(),
 		}
-		results[i].Err = r.end()
+		results[i].Err = r.End()
 	}
 	return results
 }
@@ -286,7 +286,7 @@ func SweepOne(ctx context.Context, c Client, key string, most int) error {
 }
 
 // askHeld is ask for the scripts of reservations and leases, whose first argument is the id.
-func (s *script) askHeld(ctx context.Context, c Client, keys []string, id string, args []any, want ...int64) (*reply,
+func (s *script) askHeld(ctx context.Context, c Client, keys []string, id string, args []any, want ...int64) (*Reply,
 	int64, error) {
 	want = append(want, codeReused, codeNotHeld)
 	r, code, err := s.ask(ctx, c, keys, append([]any{id}, args...), want...)

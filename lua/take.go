@@ -85,15 +85,15 @@ func (r TakesReply) one(n int64) TakeReply {
 	return reply
 }
 
-func (r *reply) denial() (TakeReply, error) {
-	reply := TakeReply{Remaining: r.int(), Wait: micros(r.int())}
+func (r *Reply) denial() (TakeReply, error) {
+	reply := TakeReply{Remaining: r.Int(), Wait: micros(r.Int())}
 	reply.Refilled = r.refilled()
 	reply.Terms = r.terms()
-	return reply, r.end()
+	return reply, r.End()
 }
 
-func (r *reply) refilled() Refilled {
-	return Refilled{Version: policy.Version{Era: r.int(), Index: r.int()}, Last: r.int(), Now: r.int()}
+func (r *Reply) refilled() Refilled {
+	return Refilled{Version: policy.Version{Era: r.Int(), Index: r.Int()}, Last: r.Int(), Now: r.Int()}
 }
 
 // micros returns a number of microseconds as a Duration; it saturates.
@@ -146,12 +146,12 @@ func ReturnPaid(ctx context.Context, c Client, key string, call ReturnCall) (Ret
 	if err != nil {
 		return ReturnReply{}, err
 	}
-	reply := ReturnReply{Remaining: r.int()}
+	reply := ReturnReply{Remaining: r.Int()}
 	if code == codeOtherEra {
 		return reply, r.fail(fmt.Errorf("%w: %q", ErrOtherEra, key))
 	}
-	reply.Clamped = r.int()
-	return reply, r.end()
+	reply.Clamped = r.Int()
+	return reply, r.End()
 }
 
 // PeekReply is what a bucket holds.
@@ -179,16 +179,16 @@ func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error)
 	if err != nil {
 		return PeekReply{}, err
 	}
-	reply := PeekReply{Tokens: r.int(), Wait: micros(r.int())}
+	reply := PeekReply{Tokens: r.Int(), Wait: micros(r.Int())}
 	reply.Refilled = r.refilled()
 	reply.Terms = r.terms()
-	reply.Carry = r.int()
-	reply.Step = r.int()
-	reply.Next = r.int()
-	reply.Outstanding = r.int()
-	reply.Due = r.int()
-	reply.Debt = r.int()
-	reply.Lost = r.int() == 1
-	reply.Moved = r.int()
-	return reply, r.end()
+	reply.Carry = r.Int()
+	reply.Step = r.Int()
+	reply.Next = r.Int()
+	reply.Outstanding = r.Int()
+	reply.Due = r.Int()
+	reply.Debt = r.Int()
+	reply.Lost = r.Int() == 1
+	reply.Moved = r.Int()
+	return reply, r.End()
 }

@@ -120,10 +120,10 @@ func nameOf(demands []Demand) string {
 	return hex.EncodeToString(sum.Sum(nil))
 }
 
-func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, replies []TakeReply, err error) {
+func decodeAll(r *Reply, code int64, id string, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	switch code {
 	case codeUnknown:
-		b := r.int()
+		b := r.Int()
 		if b < 1 || b > int64(len(demands)) {
 			return false, nil, r.fail(fmt.Errorf("%w: bucket number %d", ErrBadReply, b))
 		}
@@ -134,10 +134,10 @@ func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, repl
 	}
 	replies = make([]TakeReply, len(demands))
 	for i, d := range demands {
-		fits := r.int()
-		replies[i] = TakeReply{OK: fits == 1, Remaining: r.int(), Wait: micros(r.int()), Refilled: r.refilled(),
+		fits := r.Int()
+		replies[i] = TakeReply{OK: fits == 1, Remaining: r.Int(), Wait: micros(r.Int()), Refilled: r.refilled(),
 			Terms: r.terms()}
-		free := r.int()
+		free := r.Int()
 		if code == codeDone {
 			replies[i].Free = free
 			replies[i].Repeated = replies[i].Now == 0
@@ -146,5 +146,5 @@ func decodeAll(r *reply, code int64, id string, demands []Demand) (ok bool, repl
 			}
 		}
 	}
-	return code == codeDone, replies, r.end()
+	return code == codeDone, replies, r.End()
 }

@@ -84,12 +84,12 @@ func TakeOnceFor(ctx context.Context, c Client, key string, flow *string, id str
 	}
 	switch code {
 	case codeDone:
-		reply := TakeReply{OK: true, Remaining: r.int(), Taken: r.int()}
-		reply.Version.Era = r.int()
-		reply.Repeated = r.int() == 1
+		reply := TakeReply{OK: true, Remaining: r.Int(), Taken: r.Int()}
+		reply.Version.Era = r.Int()
+		reply.Repeated = r.Int() == 1
 		reply.Terms = r.terms()
-		reply.Free = r.int()
-		return reply, r.end()
+		reply.Free = r.Int()
+		return reply, r.End()
 	case codeReused:
 		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
 	}

@@ -186,10 +186,10 @@ func (t *Template) TooMany(key string, alive int64) error {
 }
 
 // runs reads what became of the runs of a call.
-func (r *reply) runs(runs []policy.Run) []RunReply {
+func (r *Reply) runs(runs []policy.Run) []RunReply {
 	replies := make([]RunReply, len(runs))
 	for i, run := range runs {
-		taken, wait := r.int(), r.int()
+		taken, wait := r.Int(), r.Int()
 		if r.err == nil && (taken < 0 || taken > run.Count) {
 			r.err = fmt.Errorf("%w: %d of %d takes", ErrBadReply, taken, run.Count)
 		}
@@ -286,12 +286,12 @@ func decodeLazy(v any, key string, runs []policy.Run) (LazyReply, error) {
 	if err != nil {
 		return LazyReply{}, err
 	}
-	reply := LazyReply{TakesReply{OK: code == codeDone, Remaining: r.int()}, micros(r.int())}
-	reply.Now = r.int()
+	reply := LazyReply{TakesReply{OK: code == codeDone, Remaining: r.Int()}, micros(r.Int())}
+	reply.Now = r.Int()
 	reply.Last = reply.Now // it is credited up to now
 	reply.Terms = r.terms()
 	if !reply.OK {
 		reply.Runs = r.runs(runs)
 	}
-	return reply, r.end()
+	return reply, r.End()
 }

@@ -64,8 +64,8 @@ func decodeTickets(v any, err error, keys []string, results []TicketResult) {
 		err = fmt.Errorf("%w: %d values for %d tickets", ErrBadReply, len(values), len(keys))
 	}
 	if err == nil {
-		r := reply{values: values[:1]}
-		now, err = r.int(), r.err
+		r := Reply{values: values[:1]}
+		now, err = r.Int(), r.err
 	}
 	for i, key := range keys {
 		results[i].Err = err
@@ -81,11 +81,11 @@ func decodeTicket(now int64, v any, key string) (Ticket, error) {
 		return Ticket{}, err
 	}
 	t := Ticket{
-		Now: now, Version: policy.Version{Era: r.int(), Index: r.int()},
-		Tokens: r.int(), Added: r.count(), Denied: r.count(), Terms: r.terms(),
+		Now: now, Version: policy.Version{Era: r.Int(), Index: r.Int()},
+		Tokens: r.Int(), Added: r.count(), Denied: r.count(), Terms: r.terms(),
 	}
 	if t.Terms != nil && t.Terms.Pool {
 		t.Fence = t.Terms.Fence
 	}
-	return t, r.end()
+	return t, r.End()
 }

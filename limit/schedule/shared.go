@@ -51,11 +51,10 @@ func (s shared) reserve(ctx context.Context, key string, c call) (answer, error)
 		}
 		args = append(args, w.Limit, w.Length.Microseconds(), begin, end)
 	}
-	v, err := reserveScript.Run(ctx, s.rdb, []string{s.name(key)}, args...)
+	r, err := reserveScript.Run(ctx, s.rdb, []string{s.name(key)}, args...)
 	if err != nil {
 		return answer{}, decide.Unavailable(err)
 	}
-	r := decide.NewReply(v)
 	a := answer{code: r.Int()}
 	switch a.code {
 	case codeMalformed:
@@ -86,11 +85,10 @@ func (s shared) cancel(ctx context.Context, key string, c call, passed bool) (bo
 	if passed {
 		even = 1
 	}
-	v, err := cancelScript.Run(ctx, s.rdb, []string{s.name(key)}, c.id, c.n, even)
+	r, err := cancelScript.Run(ctx, s.rdb, []string{s.name(key)}, c.id, c.n, even)
 	if err != nil {
 		return false, decide.Unavailable(err)
 	}
-	r := decide.NewReply(v)
 	code := r.Int()
 	if err := r.End(); err != nil {
 		return false, err

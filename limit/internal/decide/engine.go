@@ -141,11 +141,10 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	}
 	near := time.Now().UnixMicro()
 	for range rounds {
-		v, err := s.script.Run(ctx, s.rdb, names, s.args(near, what, n, of)...)
+		reply, err := s.script.Run(ctx, s.rdb, names, s.args(near, what, n, of)...)
 		if err != nil {
 			return nil, 0, Unavailable(err)
 		}
-		reply := NewReply(v)
 		switch code := reply.Int(); code {
 		case codeOtherWindow:
 			near = reply.Int()
@@ -173,7 +172,7 @@ func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
 }
 
 // malformed reads which key holds something else.
-func malformed(reply *Reply, names []string, of []Ask) error {
+func malformed(reply *lua.Reply, names []string, of []Ask) error {
 	i := reply.Int()
 	if err := reply.End(); err != nil {
 		return err
@@ -185,7 +184,7 @@ func malformed(reply *Reply, names []string, of []Ask) error {
 }
 
 // outcomes reads what the rules answered.
-func (s *Script) outcomes(reply *Reply, code int64) ([]Outcome, int64, error) {
+func (s *Script) outcomes(reply *lua.Reply, code int64) ([]Outcome, int64, error) {
 	now := reply.Int()
 	outcomes := make([]Outcome, len(s.rules))
 	for i := range outcomes {
@@ -229,48 +228,4 @@ func Unavailable(err error) error { return fmt.Errorf("%w: %w", fetch.ErrUnavail
 // Malformed is the error of a key that holds something else.
 func Malformed(key, name string) error {
 	return fmt.Errorf("%w %q: the key %q holds something else", lua.ErrMalformedBucket, key, name)
-}
-
-// Reply reads a script's list one value after the other; the first mismatch
-// sticks.
-type Reply struct {
-	values []any
-	err    error
-}
-
-// NewReply makes the Reply of a raw one.
-func NewReply(v any) *Reply {
-	values, ok := v.([]any)
-	if !ok {
-		return &Reply{err: fmt.Errorf("%w: %T for a list", lua.ErrBadReply, v)}
-	}
-	return &Reply{values: values}
-}
-
-// Int is the next value; 0 after a mismatch.
-func (r *Reply) Int() int64 {
-	if r.err != nil {
-		return 0
-	}
-	if len(r.values) == 0 {
-		r.err = fmt.Errorf("%w: too short", lua.ErrBadReply)
-		return 0
-	}
-	n, ok := r.values[0].(int64)
-	if !ok {
-		r.err = fmt.Errorf("%w: %T for a number", lua.ErrBadReply, r.values[0])
-	}
-	r.values = r.values[1:]
-	return n
-}
-
-// More reports whether there is another value.
-func (r *Reply) More() bool { return r.err == nil && len(r.values) > 0 }
-
-// End reports a mismatch, or values that were not read.
-func (r *Reply) End() error {
-	if r.err == nil && len(r.values) > 0 {
-		r.err = fmt.Errorf("%w: %d values too many", lua.ErrBadReply, len(r.values))
-	}
-	return r.err
 }
