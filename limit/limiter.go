@@ -7,17 +7,17 @@ import (
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
-// Limiter is what takes tokens: a fetch.Client, any limiter below this package, and Many.
+// Limiter has tokens to take. A fetch.Client, Many and every limiter below this package are Limiters.
 type Limiter interface {
 	// Take takes n tokens, all or nothing. A denial is a result. Every Limiter knows fetch.WithTimeout; an option that
 	// it doesn't know is fetch.ErrInvalidOption.
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 }
 
-// Undoer is a Limiter that takes back what a Take took. Pacing's places can't be given back, and Many takes back a
-// Decision.
+// Undoer is a Limiter to which the tokens of a Take can be returned. Places of pacing can't be returned. Many is no
+// Undoer, because its Undo needs a Decision.
 type Undoer interface {
-	// Undo gives back what r took, to where it came from.
+	// Undo returns the tokens of r to the bucket, window or schedule from which they were taken.
 	Undo(ctx context.Context, key string, r fetch.Result) error
 }
 

@@ -70,8 +70,8 @@ func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 	return &Many{rules, decide.NewScript(rdb, rules...), !single}, nil
 }
 
-// NewManyLocal makes a Many of this process alone on the clock now, such as
-// time.Now; otherwise it is like NewMany.
+// NewManyLocal makes a Many that keeps its state in this process, on the clock now, such as time.Now. Otherwise it is
+// like NewMany.
 func NewManyLocal(now func() time.Time, limits ...Config) (*Many, error) {
 	if now == nil {
 		return nil, fmt.Errorf("%w: the clock is nil", ErrConfig)
@@ -105,41 +105,39 @@ func rulesOf(limits []Config) ([]decide.Rule, error) {
 	return rules, nil
 }
 
-// Decision is the answer of several limits.
+// Decision is the joint decision of several limits.
 type Decision struct {
-	// Result is that of the strictest limit: of those that denied, the one with
-	// the longest RetryAfter; else the one with the fewest tokens left.
+	// Result is the result of the strictest limit. If some denied, that is the one with the longest RetryAfter; otherwise
+	// the one with the fewest tokens left.
 	fetch.Result
 	// DeniedBy names the limits that denied, in the order of the limits.
 	DeniedBy []string
-	// Wait is how long the taken tokens have to wait: the longest wait of a pacing limit; 0 for a denial.
+	// Wait is the time until the tokens may be used: the longest wait of the pacing limits; 0 for a denial.
 	Wait time.Duration
-	// Limits are the answers, in the order of the limits. If one denied, the
-	// others' OK says that they would not have, and nothing was taken from any.
+	// Limits has the result of each limit, in their order. If one limit denied, nothing was taken from any of them, and OK
+	// of the others reports that they would have admitted the call.
 	Limits []LimitResult
 }
 
-// LimitResult is the answer of one limit of a decision.
+// LimitResult is the result of one limit of a decision.
 type LimitResult struct {
 	Name string
-	// Window is the time for which the limit speaks: a window's length, or the
-	// time in which an empty bucket fills.
+	// Window is the time to which the limit refers: a window's length, or the time in which an empty bucket fills.
 	Window time.Duration
 	fetch.Result
-	// Wait is, of a limit of pacing, the time until the place that was taken.
+	// Wait is, for a limit of pacing, the time until the place that was taken.
 	Wait time.Duration
 }
 
-// Decide takes n tokens from every limit or from none, and answers at once: with
-// a limit of pacing among them, the work begins after Decision.Wait. keys are one
-// for all limits, or one for each: then, on a Cluster, they must be in one slot.
+// Decide takes n tokens from every limit or from none, and returns at once. If a limit of pacing is among them, the
+// work may begin after Decision.Wait. keys has one key for all limits, or one for each. On a Cluster all keys must be
+// in one slot.
 func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Take, n, keys, nil)
 }
 
-// Undo gives back what a decision took, with the keys that it was asked for: to the windows in which it was taken, as
-// far as they are under way. A limit of pacing takes no place back. Call it once for a Decision. A decision of other
-// limits is ErrConfig.
+// Undo returns the tokens of a decision. keys are those of the decision. Windows that have ended since get no tokens
+// back, and places of pacing can't be returned. Call it once for a Decision. A decision of other limits is ErrConfig.
 func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	if d.Taken == 0 {
 		return nil
@@ -151,8 +149,8 @@ func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	return err
 }
 
-// Take is Decide with one key, and the wait. Its option is fetch.WithTimeout, for the answer. When ctx ends before the
-// wait does, what was taken stays taken and the error is that of ctx.
+// Take is Decide with one key, and then waits until the tokens may be used. Its option is fetch.WithTimeout, which
+// bounds the call, not the wait. If ctx ends during the wait, the tokens stay taken and the error is that of ctx.
 func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	within, cancel, err := decide.Within(ctx, opts)
 	if err != nil {
@@ -169,7 +167,7 @@ func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.Call
 	return d.Result, nil
 }
 
-// Peek returns what is left and takes nothing. Its decision is OK if every limit has a token.
+// Peek returns the state of the limits and takes nothing. The decision is OK if every limit has a token.
 func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Peek, 1, keys, nil)
 }
@@ -181,7 +179,8 @@ func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	return err
 }
 
-// Reset drops what every limit stores for its key: all is there again. The limits are reset one after the other.
+// Reset drops what every limit stores for its key, so that all tokens are available. The limits are reset one after the
+// other.
 func (m *Many) Reset(ctx context.Context, keys ...string) error {
 	all, err := m.asks(keys)
 	if err != nil {
@@ -190,7 +189,7 @@ func (m *Many) Reset(ctx context.Context, keys ...string) error {
 	return m.engine.Reset(ctx, all...)
 }
 
-// String is the limits as people say them.
+// String describes the limits.
 func (m *Many) String() string {
 	texts := make([]string, len(m.rules))
 	for i, r := range m.rules {
@@ -202,7 +201,7 @@ func (m *Many) String() string {
 	return strings.Join(texts, "; ")
 }
 
-// asks are the questions to the rules about keys, one for all or one for each.
+// asks returns the question to each rule. keys has one key for all rules, or one for each.
 func (m *Many) asks(keys []string) ([]decide.Ask, error) {
 	if len(keys) != 1 && len(keys) != len(m.rules) {
 		return nil, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
@@ -214,7 +213,7 @@ func (m *Many) asks(keys []string) ([]decide.Ask, error) {
 	return all, nil
 }
 
-// do makes a call; taken is what was taken, of a return of that.
+// do makes a call. For a return of the tokens of a decision, taken has its results; otherwise it is nil.
 func (m *Many) do(
 	ctx context.Context, what decide.What, n int64, keys []string, taken []LimitResult,
 ) (Decision, error) {

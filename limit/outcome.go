@@ -8,9 +8,9 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// Outcome is how a server answers a caller when there was no decision about its tokens. The middlewares and the sidecar
-// get it from [OutcomeOf]. A middleware answers that it is unavailable if Open is set, since its client can't help the
-// error: 404 for a missing bucket would say that the page is missing.
+// Outcome is how a server answers a caller if there was no decision about its tokens. The middlewares and the sidecar
+// get it from [OutcomeOf]. If Open is set, a middleware answers that it is unavailable, because its client has not
+// caused the error. Otherwise a missing bucket would be a 404, as if the page were missing.
 type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status
@@ -34,8 +34,8 @@ const (
 	unavailable        = 14
 )
 
-// outcomes is searched in order: an unavailable Redis comes before the deadline that it caused, a bad id before the
-// option that has it.
+// outcomes is searched in this order, because an error may match several entries. An unavailable Redis comes before the
+// deadline that it caused, and a bad id before the option that has it.
 var outcomes = []struct {
 	err error
 	Outcome

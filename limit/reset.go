@@ -12,24 +12,20 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// resetBatch bounds what one command of Reset asks of a server, so that takes
-// pass in between.
+// resetBatch bounds the number of keys in one command of Reset, so that takes are served between the commands.
 const resetBatch = 500
 
-// Suffixes of the keys in which limiters keep state. A bucket that refillers
-// fill has others.
+// suffixes are those of the keys in which limiters keep state. Refilled buckets have other suffixes.
 var suffixes = []string{":lazy", ":win", ":sld", ":pace", ":sched"}
 
-// Reset drops the state that limiters keep for all keys with the prefix: their
-// buckets are full, their windows new, their reservations gone. It returns how
-// many Redis keys it dropped. Refilled buckets with the same prefix stay as they
-// are, and so does what NewLocal keeps in a process: reset it key by key, or make it
-// anew. The prefix must not be empty: it takes one to say which keys are meant.
+// Reset drops the state that limiters keep in Redis for all keys with the prefix: lazy buckets become full, windows
+// start anew, and reservations are deleted. It returns the number of Redis keys that it deleted. It changes neither
+// refilled buckets with the same prefix nor the state of limiters made by NewLocal: reset those key by key, or make new
+// ones. The prefix must not be empty, so that all keys are not reset by mistake.
 //
-// It is an operator's action: it walks over all keys of the server, on a Cluster
-// of every master, a bounded number at a time, so takes go on meanwhile and a
-// key that is taken from meanwhile may or may not be reset. When it fails, keys
-// may have been dropped; calling it again is harmless.
+// Reset is meant for operators, because it scans all keys of the server, on a Cluster those of every master. It scans a
+// bounded number at a time, so takes go on meanwhile. A key that is used meanwhile may or may not be reset. After an
+// error some keys may have been deleted; it is safe to call Reset again.
 func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64, error) {
 	if err := lua.CheckKey(prefix); err != nil {
 		return 0, fmt.Errorf("limit: reset: prefix: %w", err)

@@ -21,7 +21,7 @@ var source string
 // field.
 var ErrConfig = errors.New("lazy: bad config")
 
-// Config is how much a bucket holds and earns.
+// Config is the capacity and the rate of a bucket.
 type Config struct {
 	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:lazy
 	// becomes {K}:lazy:name.
@@ -30,7 +30,7 @@ type Config struct {
 	// Capacity and Rate.Per, in µs and with the rate in lowest terms, is at most
 	// 2^52: a million tokens at 1/h, say, but not at 1/d.
 	Capacity int64
-	// Rate is the tokens that it earns per time.
+	// Rate is the number of tokens that a bucket earns per time.
 	Rate policy.Rate
 }
 
@@ -72,7 +72,7 @@ func (c Config) DrainTime() time.Duration {
 	return r.Window
 }
 
-// Limiter answers for any number of buckets with one Config.
+// Limiter limits any number of buckets with one Config. It is safe for concurrent use.
 type Limiter struct {
 	core decide.Limiter
 	fill time.Duration // from one token to all, rounded down
@@ -83,8 +83,8 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter of this process alone on the clock now, such as
-// time.Now. The errors are ErrConfig.
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))
 }
@@ -103,7 +103,7 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
-// Peek returns what a bucket holds and takes nothing. Its result is OK if there is a token.
+// Peek returns the state of a bucket and takes nothing. The result is OK if there is a token.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
@@ -120,7 +120,7 @@ func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch
 }
 
 // Next returns how long after a take or peek with the result r its bucket has a token again, if no other caller takes
-// any: 0 if it has one. So a caller that was admitted knows when to come again; a denied one has RetryAfter.
+// any: 0 if it has one. It is for callers that were admitted; after a denial RetryAfter is the time to wait.
 func (l *Limiter) Next(r fetch.Result) time.Duration {
 	if r.Remaining > 0 {
 		return 0
@@ -131,8 +131,8 @@ func (l *Limiter) Next(r fetch.Result) time.Duration {
 // Reset makes the bucket of a key full.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
 
-// String is the limit as people say it, such as "60, then 10/s".
+// String describes the limit, such as "60, then 10/s".
 func (l *Limiter) String() string { return l.core.Rule.Text }
 
-// Window is the time in which an empty bucket fills.
+// Window returns the time in which an empty bucket fills.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -28,7 +28,7 @@ type Config struct {
 	Name string
 	// Rate is the number of places per time.
 	Rate policy.Rate
-	// MaxWait is the longest a take may have to wait for its place, in whole
+	// MaxWait is the longest time that a take may have to wait for its place, in whole
 	// microseconds; 0 admits only a take whose place is free now. A queue has at most policy.MaxTokens places.
 	MaxWait time.Duration
 }
@@ -69,7 +69,7 @@ func (c Config) rule() (decide.Rule, error) {
 	return decide.WithModel(r, newModel(r)), nil
 }
 
-// Limiter answers for any number of queues with one Config.
+// Limiter limits any number of queues with one Config. It is safe for concurrent use.
 type Limiter struct{ core decide.Limiter }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
@@ -77,8 +77,8 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter of this process alone on the clock now, such as
-// time.Now. The errors are ErrConfig.
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))
 }
@@ -99,8 +99,8 @@ type Place struct {
 	Wait time.Duration
 }
 
-// Reserve takes n places in a row, 1 to the number of places, and answers at
-// once. Its option is fetch.WithTimeout. The work of n tokens begins after Place.Wait. A denial is a result.
+// Reserve takes n places in a row, 1 to the number of places, and returns at once. Its option is fetch.WithTimeout. The
+// work of n tokens may begin after Place.Wait. A denial is a result.
 func (l *Limiter) Reserve(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (Place, error) {
 	o, err := l.core.Ask(ctx, decide.Take, n, decide.Ask{Key: key}, opts)
 	if err != nil {
@@ -113,9 +113,9 @@ func (l *Limiter) Reserve(ctx context.Context, key string, n int64, opts ...fetc
 	return p, nil
 }
 
-// Take takes n places in a row and waits for the first; a timeout is that of the answer. It returns at once with
-// a result whose OK is false if the wait would be longer than MaxWait. When ctx
-// ends before the place, the place passes unused and the error is that of ctx.
+// Take takes n places in a row and waits for the first. fetch.WithTimeout bounds the call, not the wait. If the wait
+// would be longer than MaxWait, Take returns a denial at once. If ctx ends before the place, the place remains unused
+// and the error is that of ctx.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	p, err := l.Reserve(ctx, key, n, opts...)
 	if err == nil {
@@ -127,16 +127,16 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return p.Result, nil
 }
 
-// Peek returns how many places are left and takes none. Its result is OK if there is one.
+// Peek returns how many places are left and takes none. The result is OK if there is one.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Reset empties a key's queue. A taker that has a place in it keeps the instant.
+// Reset empties a key's queue. Callers that already have a place keep it.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
 
-// String is the limit as people say it.
+// String describes the limit, such as "10/s, evenly, waiting 2s at most".
 func (l *Limiter) String() string { return l.core.Rule.Text }
 
-// Window is the time that an empty queue's places span.
+// Window returns the time that the places of an empty queue span.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -25,7 +25,7 @@ var slidingSource string
 // field.
 var ErrConfig = errors.New("window: bad config")
 
-// Kind is when windows begin and end.
+// Kind determines when windows begin and end.
 type Kind int
 
 // Kinds of windows.
@@ -37,7 +37,7 @@ const (
 // Slots is the number of slots in a sliding window.
 const Slots = 10
 
-// Config is how many tokens a window holds.
+// Config is the number of tokens in a window, and its length.
 type Config struct {
 	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:win
 	// becomes {K}:win:name.
@@ -125,25 +125,21 @@ func (c Config) span(at int64) (begin, end int64) {
 	return b.UnixMicro(), e.UnixMicro()
 }
 
-// Limiter answers for any number of keys with one Config.
+// Limiter limits any number of keys with one Config. It is safe for concurrent use.
 //
 // # A length that changes
 //
-// What was taken counts under a changed length too, also while programs with the
-// old and the new one share a key, as in a rolling deployment. A fixed window then
-// ends no later than the shorter length allows. Of sliding windows of several
-// lengths on one key, no stretch as long as the shortest admits more than the
-// largest limit: each take counts at least that long, and may be forgotten for the
-// longer windows then.
+// If the length changes, earlier takes still count. That is also true while programs with the old and the new length
+// share a key, as in a rolling deployment. A fixed window then ends no later than the shorter length allows. Of sliding
+// windows of several lengths on one key, no stretch as long as the shortest admits more than the largest limit. A take
+// counts for at least the shortest length; the longer windows may forget it after that.
 //
 // # What is stored
 //
-// A fixed window K is one integer at {K}:win, the tokens taken, which expires
-// with the window. A client that knows only INCR and PTTL can use the same key:
-// INCR answers what is taken, above the limit is denied, and PTTL is the time to
-// the reset. Such a client asks more than once, and the key may vanish between:
-// INCR then makes a key that never expires. A Limiter asks once, and takes a key
-// without an expiry for none, so a window always ends.
+// A fixed window K is one integer at {K}:win, the number of tokens taken, which expires with the window. A client that
+// uses only INCR and PTTL can share the key: INCR returns the number of tokens taken, of which those above the limit
+// are denied, and PTTL returns the time to the reset. If the key expires between the two commands of such a client,
+// INCR creates a key that never expires. A Limiter treats a key without an expiry as missing, so a window always ends.
 //
 // A sliding window is one short string at {K}:sld. It has the newest slot with a take, the length of slots in µs, and
 // the number of tokens of this slot and of each before it. It expires when its last take no longer counts. The clock is
@@ -155,8 +151,8 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter of this process alone on the clock now, such as
-// time.Now. The errors are ErrConfig.
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))
 }
@@ -174,7 +170,7 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
 
-// Peek returns what is left and takes nothing. Its result is OK if there is a token.
+// Peek returns the state of a window and takes nothing. The result is OK if there is a token.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
@@ -192,11 +188,11 @@ func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch
 	return err
 }
 
-// String is the limit as people say it.
+// String describes the limit, such as "100 per 1m0s".
 func (l *Limiter) String() string { return l.core.Rule.Text }
 
 // Reset begins a key's window anew, with nothing taken.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
 
-// Window is the window's length; of the calendar, its usual one.
+// Window returns the window's length; for a window of the calendar, its usual length.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }
