@@ -80,11 +80,7 @@ func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, 
 		}
 		w.seen = entries[0].revision
 	}
-	_, err = r.commit(ctx, leadership{}, []write{w})
-	if errors.Is(err, errConflict) {
-		err = fmt.Errorf("%w: %q has just changed", ErrFenced, region)
-	}
-	return err
+	return r.swap(ctx, w, fmt.Errorf("%w: %q has just changed", ErrFenced, region))
 }
 
 // Lift ends a fence or a drain. The region gets its floor and a share as soon as there is something free.
@@ -97,9 +93,15 @@ func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) e
 	if len(entries) == 0 {
 		return fmt.Errorf("%w: %q", ErrNotFenced, region)
 	}
-	_, err = r.commit(ctx, leadership{}, []write{{key: fenceKeys + region, seen: entries[0].revision, remove: true}})
+	return r.swap(ctx, write{key: fenceKeys + region, seen: entries[0].revision, remove: true},
+		fmt.Errorf("%w: %q has just changed", ErrNotFenced, region))
+}
+
+// swap makes one write, and returns changed if its key was modified since it was read.
+func (r *etcdRegistry) swap(ctx context.Context, w write, changed error) error {
+	_, err := r.commit(ctx, leadership{}, []write{w})
 	if errors.Is(err, errConflict) {
-		err = fmt.Errorf("%w: %q has just changed", ErrNotFenced, region)
+		return changed
 	}
 	return err
 }

@@ -138,11 +138,7 @@ func (l *ledger) reserved(p part) int64 {
 	if !l.open {
 		return p.floor
 	}
-	weights := int64(0)
-	for _, q := range l.parts {
-		weights += q.weight
-	}
-	return max(p.floor, policy.MulDiv(l.unit.total, p.weight, weights))
+	return max(p.floor, p.fair)
 }
 
 // most is the most that a live region may get now. While what is in use isn't known, because etcd's history isn't the

@@ -210,8 +210,8 @@ func (u unit) of(r policy.Rate) int64 {
 	return policy.MulDiv(r.Tokens, u.per, r.Per.Microseconds())
 }
 
-// part is a region's part in units and tokens, with defaults filled in.
-type part struct{ weight, floor, ceiling, burst, since int64 }
+// part is a region's part in units and tokens, with defaults filled in. fair is its part of the rate by weight.
+type part struct{ weight, fair, floor, ceiling, burst, since int64 }
 
 // parts are those of p.Regions, in their order.
 func (p Pool) parts() []part {
@@ -222,7 +222,8 @@ func (p Pool) parts() []part {
 	}
 	parts := make([]part, len(p.Regions))
 	for i, r := range p.Regions {
-		parts[i] = part{r.Weight, u.of(r.Floor), u.of(r.Ceiling), r.Burst, r.since}
+		fair := policy.MulDiv(u.total, r.Weight, weights)
+		parts[i] = part{r.Weight, fair, u.of(r.Floor), u.of(r.Ceiling), r.Burst, r.since}
 		if r.Floor == (policy.Rate{}) {
 			parts[i].floor = policy.MulDiv(p.floorsAtMost(), r.Weight, weights)
 		}

@@ -37,12 +37,11 @@ type grants struct {
 
 const (
 	grantNumbers = 12
-	joinedFlag   = 1
-	openFlag     = 2
-	restoredFlag = 4
-	doubledFlag  = 8
-	allFlags     = joinedFlag | openFlag | restoredFlag | doubledFlag
+	allFlags     = 15
 )
+
+// flags are the bits of a pool's flags, the lowest first.
+func (g *grants) flags() []*bool { return []*bool{&g.joined, &g.open, &g.restored, &g.doubled} }
 
 // shareHead is the first line of a share.
 func shareHead(lease time.Duration) []byte {
@@ -52,17 +51,10 @@ func shareHead(lease time.Duration) []byte {
 // append appends the lines of a pool.
 func (g grants) append(b []byte, rows *table, pool string) []byte {
 	flags := int64(0)
-	if g.joined {
-		flags |= joinedFlag
-	}
-	if g.open {
-		flags |= openFlag
-	}
-	if g.restored {
-		flags |= restoredFlag
-	}
-	if g.doubled {
-		flags |= doubledFlag
+	for i, set := range g.flags() {
+		if *set {
+			flags |= 1 << i
+		}
 	}
 	for _, t := range g.terms {
 		b = rows.append(b, pool, t.Fence.Seq, t.GrantTokens, g.demand, t.GrantEnd, // what differs mostly comes first
@@ -94,9 +86,11 @@ func decodeShare(text string) (share, error) {
 		t.Fence = policy.Fence{Epoch: n[5], Seq: n[0]}
 		t.GrantEnd = n[3]
 		t.GrantEra = n[10]
-		has := func(flag int64) bool { return n[4]&flag != 0 }
-		s.pools[pool] = grants{terms: append(s.pools[pool].terms, t), demand: n[2], since: n[11],
-			joined: has(joinedFlag), open: has(openFlag), doubled: has(doubledFlag), restored: has(restoredFlag)}
+		g := grants{terms: append(s.pools[pool].terms, t), demand: n[2], since: n[11]}
+		for i, set := range g.flags() {
+			*set = n[4]&(1<<i) != 0
+		}
+		s.pools[pool] = g
 	}
 	return s, nil
 }

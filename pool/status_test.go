@@ -5,6 +5,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // Etcd was restored, or emptied, while us is cut off. For a region that has reported since, the status shows at least
@@ -107,4 +109,21 @@ func TestALivingRegionIsOneThatReports(t *testing.T) {
 		require.Less(t, time.Since(began), 1500*time.Millisecond, "of the others nothing is awaited")
 		require.False(t, alive("us")["us"])
 	})
+}
+
+// The status of a pool whose settings can't be read is shown, although the version with which its regions came in, 0,
+// is that of regions that are not configured.
+func TestAStatusWithoutReadableSettingsOfVersionZero(t *testing.T) {
+	t.Parallel()
+	terms := policy.Terms{Pool: true, Tokens: 10, Per: 1_000_000, Capacity: 100}
+	rec := records{
+		shares: map[string]share{
+			"eu": {pools: map[string]grants{"payments": {terms: []policy.Terms{terms}, joined: true, open: true}}},
+			"us": {pools: map[string]grants{"payments": {terms: []policy.Terms{terms}, open: true}}},
+		},
+		unreadable: map[string]string{configKey: "it is of a later release"},
+	}
+	p := rec.status(Pool{Name: "payments"})
+	require.Len(t, p.Regions, 2)
+	require.InDelta(t, 10, p.Regions[1].Claimed, 1e-9)
 }
