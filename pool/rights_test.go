@@ -30,7 +30,6 @@ func TestAReplicaWithoutRightsIsNoCandidate(t *testing.T) {
 		require.NoError(t, err)
 	}
 	grant(testPrefix+"/", clientv3.PermissionType(clientv3.PermRead))
-	grant(testPrefix+"/lead/", clientv3.PermissionType(clientv3.PermReadWrite))
 	_, err := admin.AuthEnable(ctx)
 	require.NoError(t, err)
 	as := func(user string) *clientv3.Client {
