@@ -18,9 +18,10 @@
 --       {0}: the plan of a later refill is there, or not that which this one changes; nothing is written
 --       {3, k}: KEYS k holds something else
 --
--- The clock moves on by the time since it was last moved; more slowly, as the square, if the bucket holds less than
--- four fifths of the floor. Otherwise flows would get more rights than there are tokens. A flow that is listed anew
--- begins with the right to a tenth of the floor, less what it took; a rest that is new with all that it may save.
+-- The clock moves on by the time since it was last moved, and not at all if the server's clock was set back. It moves
+-- more slowly, as the square, if the bucket holds less than four fifths of the floor. Otherwise flows would get more
+-- rights than there are tokens. A flow that is listed anew begins with the right to a tenth of the floor, less what it
+-- took; a rest that is new with all that it may save.
 --#include shared/redis
 --#include shared/policy
 --#include shared/unwritten
@@ -62,12 +63,10 @@ if there and later(ARGV[1] + 0, ARGV[2] + 0) or
 end
 local now = now_us()
 local clock = now
-local advanced = now
 if there then
   local held = max(0, tokens or 0)
   local full = held < was.floor and min(1, held * FULL_ABOVE / was.floor) or 1
   clock = was.clock + floor(max(0, now - was.at) * full * full)
-  advanced = max(now, was.at)
 end
 
 -- in_parts calls a command for the fields of a list, so many at a time.
@@ -133,7 +132,7 @@ end
 
 -- new_header returns the header: settings are the numbers from span_us to most, and the price.
 local function new_header(settings, price)
-  return format(WIDE, clock) .. settings .. format(WIDE .. WIDE .. WIDE, advanced, ARGV[1], ARGV[2]) .. price
+  return format(WIDE, clock) .. settings .. format(WIDE .. WIDE .. WIDE, now, ARGV[1], ARGV[2]) .. price
 end
 
 if not there then call('DEL', KEYS[2]) end -- a header that can't be read

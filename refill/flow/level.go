@@ -28,16 +28,16 @@ func (t *team) sum() float64 {
 	return sum
 }
 
-// share divides a rate among the members, which ask for demand together, and lists those that ask for more than half of
-// their part.
-func (t *team) share(rate, demand float64) {
-	t.level = t.levelAt(rate)
+// share divides a rate at a level among the members, which ask for demand together. It lists those that ask for more
+// than half of their part, or of unlisted: so many tokens per second an unlisted flow gets, whatever its weight.
+func (t *team) share(rate, level, demand, unlisted float64) {
+	t.level = level
 	left := rate
 	for _, m := range t.members {
 		part := t.level * float64(m.weight)
-		m.listed = m.demand > listedFrom*part && (m.team != nil || m.periods >= periodsOfListed)
+		m.listed = m.demand > listedFrom*min(part, unlisted) && (m.team != nil || m.periods >= periodsOfListed)
 		if m.team != nil {
-			m.team.share(part, m.demand)
+			m.team.share(part, m.team.levelAt(part), m.demand, unlisted)
 		}
 		if m.listed {
 			left -= min(m.demand, part)

@@ -37,6 +37,9 @@ const (
 	intervalsOfFloor = 1.5
 	leastFloor       = 10
 	leastUnlisted    = 5
+	// contended is the part of the rate up to which nothing is kept for flows that ask for little: there is enough for
+	// all, and a flow that is alone may take all that the bucket holds at once.
+	contended = 0.5
 	// intervalsOfSpan is for how many intervals a flow saves its right, and intervalsOfPlan how many a plan lasts.
 	intervalsOfSpan = 2
 	leastSpan       = time.Second
@@ -61,14 +64,20 @@ func Floor(flows *policy.Flows, b Bucket) int64 {
 // Plan returns the next plan, whole or what has changed since the last one. A planner that has seen too little leaves
 // the plan that is there as it is, and has what was asked for read.
 func (p *Planner) Plan(whole bool, b Bucket) policy.Plan {
+	floor := Floor(p.flows, b)
+	demand := p.root.sum()
+	level := p.root.levelAt(b.Rate)
 	plan := policy.Plan{
-		Whole: whole, Kept: p.seen < enough, Floor: Floor(p.flows, b), Most: fieldsOfFlow * p.flows.Most,
-		Span:  max(leastSpan, intervalsOfSpan*b.Interval).Microseconds(),
-		Lasts: max(leastLasts, intervalsOfPlan*b.Interval).Microseconds(),
+		Whole: whole, Kept: p.seen < enough, Floor: floor, Most: fieldsOfFlow * p.flows.Most,
+		Unlisted: min(max(leastUnlisted, int64(math.Ceil(level))), floor/2),
+		Span:     max(leastSpan, intervalsOfSpan*b.Interval).Microseconds(),
+		Lasts:    max(leastLasts, intervalsOfPlan*b.Interval).Microseconds(),
 	}
-	p.root.share(b.Rate, p.root.sum())
+	if !plan.Kept && demand <= contended*b.Rate {
+		plan.Floor = 0
+	}
+	p.root.share(b.Rate, level, demand, float64(plan.Unlisted)/b.Interval.Seconds())
 	p.root.rest = 0
-	plan.Unlisted = min(max(leastUnlisted, int64(math.Ceil(p.root.level))), plan.Floor/2)
 	p.unread++
 	if p.unread*namesOfRead >= len(p.known) {
 		plan.Read = true

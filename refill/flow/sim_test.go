@@ -417,8 +417,10 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 		}},
 		{name: "fifty in bursts", run: func(s *sim) {
 			s.asks(loud, steady(2500), 1)
+			phase := int64(0) // about ten at a time: if twenty ask at once, not all can be served
 			many(50, "quiet", func(n string) {
-				s.asks(n, bursts(10, time.Second, 5*time.Second, s.rng.Int64N(5_000_000)), 1)
+				s.asks(n, bursts(10, time.Second, 5*time.Second, phase+s.rng.Int64N(100_000)), 1)
+				phase += 100_000
 			})
 		}, check: func(t *testing.T, s *sim) {
 			require.GreaterOrEqual(t, s.part("quiet"), .95)
@@ -490,7 +492,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 		}},
 		{
 			name:    "a slow bucket",
-			options: options{rate: second(10), capacity: 100, settle: time.Minute, measured: 5 * time.Minute},
+			options: options{rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute},
 			run: func(s *sim) {
 				s.asks(loud, steady(25), 1)
 				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
@@ -508,7 +510,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 		{
 			name: "a slow bucket, and replicas that win refills in turn",
 			options: options{
-				rate: second(10), capacity: 100, settle: time.Minute, measured: 5 * time.Minute, turns: .5,
+				rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute, turns: .5,
 			},
 			run: func(s *sim) {
 				s.asks(loud, steady(25), 1)
@@ -520,7 +522,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 		{
 			name: "a slow bucket, and replicas that are killed",
 			options: options{
-				rate: second(10), capacity: 100, settle: time.Minute, measured: 5 * time.Minute, killEach: 20 * time.Second,
+				rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute, killEach: 20 * time.Second,
 			},
 			run: func(s *sim) {
 				s.asks(loud, steady(25), 1)
@@ -610,6 +612,71 @@ func TestWeightsDivideInProportion(t *testing.T) {
 			require.GreaterOrEqual(t, s.total(), 970.)
 		})
 	}
+}
+
+// A flow that is alone takes as it would from a bucket without flows: all that there is.
+func TestAFlowAloneUsesTheWholeBucket(t *testing.T) {
+	for _, c := range []struct {
+		capacity, perSecond, n int64
+		each                   time.Duration
+	}{
+		{1000, 1000, 1000, 10 * time.Second}, {1000, 1000, 900, 3 * time.Second}, {1, 1, 1, 3 * time.Second},
+		{3, 1, 2, 10 * time.Second}, {12, 10, 6, 3 * time.Second},
+	} {
+		t.Run(fmt.Sprintf("%d of %d each %v", c.n, c.capacity, c.each), func(t *testing.T) {
+			s := newSim(t, options{capacity: c.capacity, rate: second(c.perSecond)})
+			takes := 0
+			var next func()
+			next = func() {
+				got, _ := s.take("only", c.n, false)
+				require.Equal(t, c.n, got, "take %d, of %d tokens", takes, *s.bucket.Tokens)
+				takes++
+				s.at(s.now+c.each.Microseconds(), next)
+			}
+			s.at(5_000_000, next)
+			s.run(10 * time.Minute)
+			s.bounded()
+			require.Greater(t, takes, 50)
+		})
+	}
+}
+
+func TestAFlowWithAWeightIsServedFarBelowItsPart(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		weight   int64
+		interval time.Duration
+		asks     float64
+	}{
+		{"gold", 1000, 100 * time.Millisecond, 480}, {"gold", 50, 100 * time.Millisecond, 150},
+		{"gold", 5, time.Second, 24}, {"gold/user", 5, time.Second, 24}, {"gold", 100, time.Second, 300},
+	} {
+		t.Run(fmt.Sprintf("%s of weight %d that asks %g, interval %v", c.name, c.weight, c.asks, c.interval),
+			func(t *testing.T) {
+				s := newSim(t, options{
+					interval: c.interval, capacity: 2000, weights: map[string]int64{"gold": c.weight, "gold/": c.weight},
+				})
+				s.asks(c.name, steady(c.asks), 1)
+				many(100, loud, func(n string) { s.asks(n, steady(25), 1) })
+				s.run(time.Minute)
+				s.bounded()
+				t.Logf("gets %.1f of %.1f/s; all %.1f/s", s.rateOf("gold"), c.asks, s.total())
+				require.GreaterOrEqual(t, s.part("gold"), .95)
+				require.GreaterOrEqual(t, s.total(), 970.)
+			})
+	}
+}
+
+// After a failover to a server whose clock is behind, rights are earned as before.
+func TestAClockThatIsSetBackFreezesNoRight(t *testing.T) {
+	s := newSim(t, options{settle: 16 * time.Second})
+	s.asks(loud, steady(2500), 1)
+	many(50, "quiet", func(n string) { s.asks(n, steady(24), 1) })
+	s.at(15_000_000, func() { s.division.At += 300_000_000 })
+	s.run(40 * time.Second)
+	s.bounded()
+	require.GreaterOrEqual(t, s.rateOf("quiet"), 18.6)
+	require.LessOrEqual(t, s.rateOf(loud), 80.)
 }
 
 func TestDemandThatMovesIsServedWithinSeconds(t *testing.T) {

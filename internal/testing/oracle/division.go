@@ -304,7 +304,7 @@ func (d *Division) Advance(tokens, now int64) {
 		full = min(1, float64(max(0, tokens))*fullAbove/float64(d.Floor))
 	}
 	d.Clock += int64(math.Floor(float64(max(0, now-d.At)) * full * full))
-	d.At = max(d.At, now)
+	d.At = now
 }
 
 // Apply writes a plan into the division of a bucket that holds tokens, nil for none, and returns the division and what
