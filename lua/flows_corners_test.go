@@ -234,14 +234,14 @@ func TestTheClockOfABucketThatLostItsTokensIsNotAdvanced(t *testing.T) {
 }
 
 // A stretch of time that the server's clock repeats does not count twice.
-func TestTheClockOfADivisionStaysWhileThatOfTheServerIsBack(t *testing.T) {
+func TestTheClockOfADivisionGoesOnAfterThatOfTheServerWasSetBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
 	ctx := t.Context()
 	storeDivided(ctx, t, w.rdb, "b")
 	began := w.now
 	for i, step := range []struct{ server, division time.Duration }{
-		{-time.Second, 0}, {time.Second / 2, time.Second / 2}, {time.Second, time.Second},
+		{-time.Second, 0}, {time.Second / 2, 3 * time.Second / 2}, {time.Second, 2 * time.Second},
 	} {
 		w.set(began.Add(step.server))
 		result := lua.PlanBatch(ctx, w.rdb, []lua.PlanCall{{Key: "b", Plan: listing(int64(i) + 2)}})[0]

@@ -33,7 +33,7 @@ func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	sum := func() float64 { return rate(ap) + rate(eu) + rate(us) }
 	eventually := func(what string, ok func() bool) {
 		t.Helper()
-		require.Eventually(t, ok, 40*time.Second, 20*time.Millisecond, what)
+		require.Eventually(t, ok, 2*time.Minute, 20*time.Millisecond, what)
 	}
 	stop := watchSum(t, areas, p.Name, 1000)
 	defer stop()
