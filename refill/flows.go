@@ -20,7 +20,6 @@ type division struct {
 	planner *flow.Planner
 	next    policy.Plan
 	base    policy.Version // of the last plan that this replica wrote
-	until   int64          // what was asked for until then is read or missed; µs of the server's clock
 	listAll bool           // the plan after next lists all flows
 	err     error          // why the last plan could not be written
 	read    *FlowsRead     // with the last plan; nil if nothing was, or once it was reported
@@ -80,27 +79,19 @@ func (d *division) apply(version policy.Version, at int64, r *lua.PlanResult) {
 	d.err = r.Err
 	if r.Err != nil || r.Stale {
 		d.listAll = true
-		d.miss(at)
+		d.planner.Missed(at, d.about)
 	} else {
 		d.base = version
 	}
 	if r.Use.Covered > 0 {
-		d.miss(at - r.Use.Covered)
 		d.read = d.readOf(r.Use)
-		d.planner.Observe(r.Use, d.about)
-		d.until = at
+		d.planner.Observe(r.Use, at, d.about)
 	}
 	d.next = d.planner.Plan(d.listAll, d.about)
 	d.listAll = d.next.Kept
 	if d.read != nil {
 		d.read.Summary = d.planner.Summary()
 	}
-}
-
-// miss has the planner know that what was asked for until an instant was read by another replica, or by none.
-func (d *division) miss(until int64) {
-	d.planner.Missed(micros(until-d.until), d.about)
-	d.until = until
 }
 
 // divided is a bucket of a trip that has flows.

@@ -31,11 +31,13 @@ func halfLife(flows int, b Bucket) time.Duration {
 // denials, and ask for nothing meanwhile. Otherwise a flow that gets less than its part would be taken to want no more.
 const hidden = 1.25
 
-// Observe reports what the flows asked for, and what of it was denied, in a time that is above 0.
-func (p *Planner) Observe(use policy.Use, b Bucket) {
+// Observe reports what the flows asked for, and what of it was denied, in a time above 0. The time ended at an instant,
+// in µs of the server's clock. If it began after the last observation ended, the time between was missed.
+func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	covered := time.Duration(use.Covered) * time.Microsecond
-	fresh := 1 - math.Exp2(-covered.Seconds()/halfLife(len(p.known), b).Seconds())
-	p.weigh(1 - fresh)
+	fresh := 1 - p.kept(use.Covered, b)
+	p.weigh(p.kept(at-use.Covered-p.until, b) * (1 - fresh))
+	p.until = at
 	p.seen += fresh
 	for name, n := range use.Asked {
 		rate := fresh * float64(n) / covered.Seconds()
@@ -60,10 +62,16 @@ func (p *Planner) Observe(use policy.Use, b Bucket) {
 	}
 }
 
-// Missed reports that for a time of this length nothing was observed: another replica read what was asked for, or none
-// did. What was observed before counts for less, as it does when something is observed. A length below 0 is none.
-func (p *Planner) Missed(length time.Duration, b Bucket) {
-	p.weigh(math.Exp2(-max(0, length).Seconds() / halfLife(len(p.known), b).Seconds()))
+// Missed reports that another replica, or none, read what was asked for until an instant. What was observed before
+// loses weight, as it does when something is observed. An instant before the last one costs no weight.
+func (p *Planner) Missed(until int64, b Bucket) {
+	p.weigh(p.kept(until-p.until, b))
+	p.until = until
+}
+
+// kept is the part of its weight that an observation keeps for a time in µs, all of it for a time below 0.
+func (p *Planner) kept(time int64, b Bucket) float64 {
+	return math.Exp2(-float64(max(0, time)) / float64(halfLife(len(p.known), b).Microseconds()))
 }
 
 // weigh has all that was observed count for a part of what it did.

@@ -16,6 +16,7 @@ type Planner struct {
 	known   map[string]*member // flows that are counted separately
 	dropped []string           // flows of the last plan that are not known any more
 	seen    float64            // the weight of all that was observed: 0 before, 1 after a long time
+	until   int64              // what was asked for until then is observed or missed; µs of the server's clock
 	unread  int                // plans since what was asked for was read
 }
 

@@ -27,13 +27,13 @@ type sim struct {
 	division *oracle.Division
 	flows    *policy.Flows
 	about    flow.Bucket
-	*replica         // that refills
-	other    replica // which races with it
-	turns    float64 // the part of the refills before which the other one comes
-	killEach int64   // µs; 0 for never
-	killed   bool    // the refiller was
-	patience int64   // µs that a successor waits longer
-	dead     bool    // there is no refiller any more
+	*replica          // that refills
+	other    *replica // which races with it
+	turns    float64  // the part of the refills before which the other one comes
+	killEach int64    // µs; 0 for never
+	killed   bool     // the refiller was
+	patience int64    // µs that a successor waits longer
+	dead     bool     // there is no refiller any more
 
 	from     int64 // of what is measured
 	got      map[string]int64
@@ -51,8 +51,7 @@ type replica struct {
 	planner *flow.Planner
 	next    policy.Plan // computed from what was asked for in the last period
 	base    policy.Version
-	until   int64 // what was asked for until then is read or missed
-	whole   bool  // the plan after next is to be whole
+	whole   bool // the plan after next is to be whole
 }
 
 // memory is what a process remembers of a denied flow.
@@ -141,7 +140,7 @@ func newSim(t *testing.T, o options) *sim {
 	}
 	s.now = 1
 	s.replica = s.successor()
-	s.other = *s.successor()
+	s.other = s.successor()
 	s.at(terms.Interval/2+s.rng.Int64N(terms.Interval), s.tick)
 	if s.killEach > 0 {
 		s.at(s.killEach, s.kill)
@@ -175,7 +174,7 @@ func (s *sim) refill() {
 		return
 	}
 	if s.rng.Float64() < s.turns {
-		*s.replica, s.other = s.other, *s.replica
+		s.replica, s.other = s.other, s.replica
 	}
 	before := policy.Version{Era: s.bucket.Control.Era, Index: s.bucket.Control.Index}
 	o := s.bucket.Refill(policy.Call{Version: before}, s.now)
@@ -194,21 +193,13 @@ func (s *sim) plan(version policy.Version) {
 		s.base = version
 	} else { // the other one wrote the last plan
 		s.whole = true
-		s.miss(s.now)
+		s.planner.Missed(s.now, s.about)
 	}
 	if use.Covered > 0 {
-		s.miss(s.now - use.Covered)
-		s.planner.Observe(use, s.about)
-		s.until = s.now
+		s.planner.Observe(use, s.now, s.about)
 	}
 	s.next = s.planner.Plan(s.whole, s.about)
 	s.whole = s.next.Kept
-}
-
-// miss has the planner know that what was asked for until an instant was read by the other one, or by none.
-func (s *sim) miss(until int64) {
-	s.planner.Missed(time.Duration(until-s.until)*time.Microsecond, s.about)
-	s.until = until
 }
 
 func (s *sim) interval() int64 { return s.bucket.Control.Terms.Interval }
@@ -386,6 +377,12 @@ func many(n int, prefix string, do func(name string)) {
 
 const loud = "loud"
 
+// slow is the demand for a slow bucket, of ten tokens per second.
+func slow(s *sim) {
+	s.asks(loud, steady(25), 1)
+	many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
+}
+
 func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 	for _, c := range []struct {
 		name        string
@@ -493,10 +490,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 		{
 			name:    "a slow bucket",
 			options: options{rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute},
-			run: func(s *sim) {
-				s.asks(loud, steady(25), 1)
-				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
-			}, check: func(t *testing.T, s *sim) {
+			run:     slow, check: func(t *testing.T, s *sim) {
 				require.GreaterOrEqual(t, s.part("quiet"), .95)
 			},
 		},
@@ -512,10 +506,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 			options: options{
 				rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute, turns: .5,
 			},
-			run: func(s *sim) {
-				s.asks(loud, steady(25), 1)
-				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
-			}, check: func(t *testing.T, s *sim) {
+			run: slow, check: func(t *testing.T, s *sim) {
 				require.GreaterOrEqual(t, s.part("quiet"), .95)
 			},
 		},
@@ -524,10 +515,7 @@ func TestOneLoudFlowBesideQuietOnes(t *testing.T) {
 			options: options{
 				rate: second(10), capacity: 100, settle: time.Minute, measured: 20 * time.Minute, killEach: 20 * time.Second,
 			},
-			run: func(s *sim) {
-				s.asks(loud, steady(25), 1)
-				many(50, "quiet", func(n string) { s.asks(n, steady(.18), 1) })
-			}, check: func(t *testing.T, s *sim) {
+			run: slow, check: func(t *testing.T, s *sim) {
 				require.GreaterOrEqual(t, s.part("quiet"), .93)
 			},
 		},
