@@ -11,11 +11,19 @@ import (
 	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
+// decider is a limiter of several limits: a limit.Many, or one that has its methods.
+type decider interface {
+	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
+	Undo(ctx context.Context, d limit.Decision, keys ...string) error
+}
+
+var _ decider = (*limit.Many)(nil)
+
 // Take takes n tokens of a key, all or nothing, and returns at once. A place of pacing may be used only after the
 // decision's Wait. A limit.Many also sets DeniedBy and Limits; other limiters have no names for them.
 func Take(ctx context.Context, l limit.Limiter, key string, n int64, opts ...fetch.CallOption) (limit.Decision, error) {
 	switch l := l.(type) { // the Take of these two would wait
-	case *limit.Many:
+	case decider:
 		return l.Decide(ctx, n, key)
 	case *pacing.Limiter:
 		p, err := l.Reserve(ctx, key, n, opts...)
@@ -31,7 +39,7 @@ const giveBackTime = time.Second
 // Returns reports whether GiveBack can return tokens to a limiter. Places of pacing can't be returned.
 func Returns(l limit.Limiter) bool {
 	switch l.(type) {
-	case *limit.Many, limit.Undoer:
+	case decider, limit.Undoer:
 		return true
 	}
 	return false
@@ -47,7 +55,7 @@ func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), max(timeout, giveBackTime))
 	defer cancel()
 	switch l := l.(type) {
-	case *limit.Many:
+	case decider:
 		return l.Undo(ctx, d, key)
 	case limit.Undoer:
 		return l.Undo(ctx, key, d.Result)
