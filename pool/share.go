@@ -35,10 +35,7 @@ type grants struct {
 	restored bool // some region shows grants that etcd doesn't know of: for a lease, others may have such, too
 }
 
-const (
-	grantNumbers = 12
-	allFlags     = 15
-)
+const grantNumbers = 12
 
 // flags are the bits of a pool's flags, the lowest first.
 func (g *grants) flags() []*bool { return []*bool{&g.joined, &g.open, &g.restored, &g.doubled} }
@@ -79,15 +76,17 @@ func decodeShare(text string) (share, error) {
 		if err != nil {
 			return share{}, fmt.Errorf("share: %w", err)
 		}
-		if slices.Min(n) < 0 || n[4] > allFlags || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
+		g := grants{demand: n[2], since: n[11]}
+		flags := g.flags()
+		if slices.Min(n) < 0 || n[4]>>len(flags) != 0 || n[5] > maxEpoch || min(n[6], n[7], n[8]) < 1 {
 			return share{}, fmt.Errorf("share: %w: %s has a number out of range", ErrRecord, pool)
 		}
 		t := termsOf(n[1], n[9], n[8], n[6], time.Duration(n[7])*time.Microsecond)
 		t.Fence = policy.Fence{Epoch: n[5], Seq: n[0]}
 		t.GrantEnd = n[3]
 		t.GrantEra = n[10]
-		g := grants{terms: append(s.pools[pool].terms, t), demand: n[2], since: n[11]}
-		for i, set := range g.flags() {
+		g.terms = append(s.pools[pool].terms, t)
+		for i, set := range flags {
 			*set = n[4]&(1<<i) != 0
 		}
 		s.pools[pool] = g
