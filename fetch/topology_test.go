@@ -33,7 +33,7 @@ func keysOf(n, first, last int) (keys []string) {
 
 // clusterClients are clients of a Cluster that are set up in several ways.
 func clusterClients(t *testing.T, cluster *testenv.RedisCluster) map[string]redis.UniversalClient {
-	url, err := redisconn.ParseURL("redis-cluster://" + strings.Join(cluster.Addrs(), ","))
+	url, err := redisconn.ParseURL(cluster.URL())
 	require.NoError(t, err)
 	sidecars, err := redisconn.Open(redisconn.Options{URL: url})
 	require.NoError(t, err)

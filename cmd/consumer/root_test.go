@@ -276,7 +276,7 @@ func TestEveryKindOfAddressWorks(t *testing.T) {
 	_, err := lua.Refill(t.Context(), cluster.Client(), "checkout",
 		policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
-	o := consumer(t.Context(), "redis-cluster://"+strings.Join(cluster.Addrs(), ","), "take", "checkout")
+	o := consumer(t.Context(), cluster.URL(), "take", "checkout")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
 

@@ -194,7 +194,7 @@ func TestDiffReadsAllMastersOfACluster(t *testing.T) {
 		_, err := lua.Refill(t.Context(), rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
 		require.NoError(t, err)
 	}
-	url := "redis-cluster://" + strings.Join(cluster.Addrs(), ",")
+	url := cluster.URL()
 	code, stdout, stderr := runWith(t, nil, "diff", "--redis", url, writeConfig(t, goodConfig+"version: 1\n"))
 	require.Equal(t, 3, code, stderr)
 	var want strings.Builder

@@ -86,7 +86,8 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 closed: floors only, until these acknowledge it or are fenced: us
 more may be in use until grants of before end
 REGION`, stdout)
-	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +see below\nus +has not reported: may have a grant of before$`, stdout)
+	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +see below\n`+
+		`us +has not reported: may have a grant of before$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
 	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")

@@ -34,7 +34,7 @@ func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums 
 	return row{
 		name: fmt.Sprintf("%d that ask %g per s by %d", n, perSecond, size), check: check,
 		groups: func(w *world) [][]*asker {
-			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, w.many(n, "quiet-", perSecond, size)}
+			return [][]*asker{w.loud(2500), w.many(n, "quiet-", perSecond, size)}
 		},
 	}
 }
@@ -82,7 +82,7 @@ var rows = []row{
 				a.bursts = true
 				a.phase = time.Duration(i) * 100 * time.Millisecond
 			}
-			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, quiet}
+			return [][]*asker{w.loud(2500), quiet}
 		},
 		check: part(.95),
 	},
@@ -104,7 +104,7 @@ var rows = []row{
 	},
 	{
 		name:   "none",
-		groups: func(w *world) [][]*asker { return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}} },
+		groups: func(w *world) [][]*asker { return [][]*asker{w.loud(2500)} },
 		check:  func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[0].got, 970.) },
 	},
 	{
@@ -132,7 +132,7 @@ var rows = []row{
 	{
 		name: "a slow bucket", bucket: "capacity: 100\nrate: 10/s\nflows: {}",
 		groups: func(w *world) [][]*asker {
-			return [][]*asker{{newAsker(w.client(), "loud", 25, 1)}, w.many(50, "quiet-", .18, 1)}
+			return [][]*asker{w.loud(25), w.many(50, "quiet-", .18, 1)}
 		},
 		settle: time.Minute, takes: 5 * time.Minute,
 		check: part(.95),
@@ -140,7 +140,7 @@ var rows = []row{
 	{
 		name: "the loud one falls silent and fifty ask 50 per s",
 		groups: func(w *world) [][]*asker {
-			return [][]*asker{{newAsker(w.client(), "loud", 2500, 1)}, w.many(50, "quiet-", 24, 1)}
+			return [][]*asker{w.loud(2500), w.many(50, "quiet-", 24, 1)}
 		},
 		settle: 20 * time.Second,
 		then: func(groups [][]*asker) {
@@ -229,7 +229,7 @@ func dieEachSecond(t *testing.T, d deployment) {
 	w.refill()
 	w.refill()
 	w.ready()
-	loud := []*asker{newAsker(w.client(), "loud", 2500, 1)}
+	loud := w.loud(2500)
 	quiet := w.many(50, "quiet-", 24, 1)
 	w.start(loud, quiet)
 	die := func(times int) {
@@ -260,7 +260,7 @@ func TestWithoutRefillersABucketIsServedInOrder(t *testing.T) {
 	w := newWorld(t, usual)
 	w.refill()
 	w.ready()
-	loud := []*asker{newAsker(w.client(), "loud", 1500, 1)}
+	loud := w.loud(1500)
 	w.start(loud)
 	time.Sleep(5 * time.Second) // until it is listed
 	w.kill()
@@ -281,7 +281,7 @@ func TestFlowsComeAndGoWithAVersion(t *testing.T) {
 	w := newWorld(t, plain)
 	p := w.refill()
 	w.ready()
-	loud := []*asker{newAsker(w.client(), "loud", 2500, 1)}
+	loud := w.loud(2500)
 	quiet := w.many(20, "quiet-", 5, 1)
 	w.start(loud, quiet)
 	served := func() float64 {
@@ -324,7 +324,7 @@ func TestTheBucketsOfTemplatesAndPoolsAreDivided(t *testing.T) {
 				r, err := first.Take(t.Context(), key, 1)
 				return err == nil && r.OK
 			}, patience, 10*time.Millisecond, "the bucket can be taken from")
-			loud := []*asker{newAsker(w.client(), "loud", 600, 1)}
+			loud := w.loud(600)
 			quiet := w.many(20, "quiet-", 10, 1)
 			w.start(loud, quiet)
 			require.Eventually(t, func() bool {

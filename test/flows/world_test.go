@@ -63,7 +63,7 @@ func newWorldOf(t *testing.T, d deployment, bucket string) *world {
 	w := &world{t: t, config: filepath.Join(t.TempDir(), "config.yaml")}
 	if d.cluster {
 		cluster := testenv.Cluster(t)
-		w.url = "redis-cluster://" + strings.Join(cluster.Addrs(), ",")
+		w.url = cluster.URL()
 		w.dial = func() redis.UniversalClient { return cluster.Client() }
 	} else {
 		server := testenv.Redis(t)
@@ -290,6 +290,11 @@ func (w *world) start(groups ...[]*asker) (stop func()) {
 	}
 	w.t.Cleanup(stop)
 	return stop
+}
+
+// loud returns a group of one flow, which has a client of its own and takes single tokens.
+func (w *world) loud(perSecond float64) []*asker {
+	return []*asker{newAsker(w.client(), "loud", perSecond, 1)}
 }
 
 // many returns n flows, whose names begin with prefix, through a few clients.

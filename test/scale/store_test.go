@@ -28,7 +28,7 @@ func startStore(t *testing.T, cluster bool) *store {
 	s := &store{}
 	if cluster {
 		c := testenv.Cluster(t)
-		s.rdb, s.url = c.Client(), "redis-cluster://"+c.Addrs()[0]
+		s.rdb, s.url = c.Client(), c.URL()
 		for _, node := range c.Nodes() {
 			s.nodes = append(s.nodes, node.Client())
 		}

@@ -245,6 +245,9 @@ func (c *RedisCluster) Addrs() []string {
 	return addrs
 }
 
+// URL returns the addresses as a URL.
+func (c *RedisCluster) URL() string { return "redis-cluster://" + strings.Join(c.Addrs(), ",") }
+
 // Client returns a new client of the cluster that honours the deadline of a call's context. It is closed when the
 // test ends.
 func (c *RedisCluster) Client() *redis.ClusterClient { return c.client(nil) }

@@ -263,7 +263,7 @@ func (s *System) url(proxy *faultproxy.Proxy) string {
 	case Sentinel:
 		return "redis-sentinel://" + s.Sentinel.Addr() + "/" + testenv.SentinelMaster
 	case Cluster, Replicated:
-		return "redis-cluster://" + strings.Join(s.Cluster.Addrs(), ",")
+		return s.Cluster.URL()
 	}
 	return "redis://" + proxy.Addr() + "/0"
 }
