@@ -28,8 +28,8 @@ TEST_PROCS ?= 3
 TEST_TIMEOUT ?= 20m
 
 # All builds have these in common with the image's, so that each package is compiled once. With -trimpath a program
-# doesn't know where Go's time zones are, unless ZONEINFO says so. Without the debugger's tables packages are compiled in
-# four fifths of the time; stack traces and profiles don't need them.
+# doesn't know where Go's time zones are, unless ZONEINFO says so. Without the debugger's tables packages are compiled
+# in four fifths of the time; stack traces and profiles don't need them.
 export CGO_ENABLED := 0
 GOFLAGS_OF_ALL := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(filter-out $(GOFLAGS_OF_ALL),$(GOFLAGS)) $(GOFLAGS_OF_ALL)

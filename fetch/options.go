@@ -367,7 +367,7 @@ func WithUnknownDegraded(mode policy.Degraded) Option {
 // WithTemplates gives the Client templates, for programs without a refiller: every key that a template matches is a
 // bucket with the template's policy. Each template must be lazy (policy.EnforceLazy) or have a schedule, which makes
 // its buckets budgets. Takes credit both, exactly. A full lazy bucket needs no key in Redis. If two templates match a
-// key, the more specific one applies. Templates of which none is more specific are refused.
+// key, the more specific one applies. If neither is more specific, the templates are refused.
 //
 // The Client then doesn't read the templates that refillers publish. All programs that share the keys should have the
 // same templates. Lazy buckets have no reservations and no request ids: such calls are ErrLazyBucket. To change the

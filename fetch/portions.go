@@ -56,7 +56,7 @@ type portions struct {
 	g     *group
 	reply *lua.TakesReply
 	run   int   // the run of the next take
-	nth   int64 // the place of the next take in its run
+	nth   int64 // how many takes of that run have their reply
 	left  int64 // tokens that the bucket had before the next take
 }
 

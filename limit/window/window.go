@@ -137,8 +137,8 @@ func (c Config) span(at int64) (begin, end int64) {
 // # What is stored
 //
 // A fixed window K is one integer at {K}:win, the number of tokens taken, which expires with the window. A client that
-// uses only INCR and PTTL can share the key: INCR returns the number of tokens taken, of which those above the limit
-// are denied, and PTTL returns the time to the reset. If the key expires between the two commands of such a client,
+// uses only INCR and PTTL can share the key: INCR returns the number of tokens taken, PTTL returns the time to the
+// reset, and a number above the limit is a denial. If the key expires between the two commands of such a client,
 // INCR creates a key that never expires. A Limiter treats a key without an expiry as missing, so a window always ends.
 //
 // A sliding window is one short string at {K}:sld. It has the newest slot with a take, the length of slots in µs, and

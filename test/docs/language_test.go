@@ -21,7 +21,7 @@ var longLines = map[string]int{
 	"bench":                     1,
 	"bench/scalechart":          2,
 	"cmd/consumer":              3,
-	"cmd/refiller":              9,
+	"cmd/refiller":              8,
 	"deploy/k8s":                4,
 	"election":                  1,
 	"fetch":                     1,
