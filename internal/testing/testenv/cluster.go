@@ -403,6 +403,7 @@ func (m *SlotMove) MoveKeys(keys ...string) error {
 	}
 }
 
+// migrate moves keys, as soon as the target takes part in the cluster again.
 func (m *SlotMove) migrate(ctx context.Context, keys []string) error {
 	args := []any{"migrate", "127.0.0.1", m.c.nodes[m.to].Port(), "", 0, 5000}
 	if m.c.options.password != "" {
@@ -412,10 +413,16 @@ func (m *SlotMove) migrate(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		args = append(args, key)
 	}
-	if err := m.c.control[m.from].Do(ctx, args...).Err(); err != nil {
-		return fmt.Errorf("testenv: move keys of slot %d: %w", m.slot, err)
+	for {
+		err := m.c.control[m.from].Do(ctx, args...).Err()
+		switch {
+		case err == nil:
+			return nil
+		case !strings.Contains(err.Error(), "CLUSTERDOWN") || ctx.Err() != nil:
+			return fmt.Errorf("testenv: move keys of slot %d: %w", m.slot, err)
+		}
+		time.Sleep(pollInterval)
 	}
-	return nil
 }
 
 // Finish makes the target the owner of the slot in the eyes of all masters. The target comes first, so that the slot

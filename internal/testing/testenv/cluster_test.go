@@ -23,6 +23,25 @@ func TestAReplicaOfAClusterTakesOver(t *testing.T) {
 	}, readyTimeout, time.Millisecond)
 }
 
+// A master that has just started takes no keys for a while. A move to it waits, and loses none.
+func TestAMoveWaitsForItsTarget(t *testing.T) {
+	t.Parallel()
+	const key = "{key0}"
+	c := Cluster(t)
+	client := c.Client()
+	require.NoError(t, client.Set(t.Context(), key, "v", 0).Err())
+	slot := c.Slot(key)
+	to := c.Nodes()[0]
+	if to == c.Owner(slot) {
+		to = c.Nodes()[1]
+	}
+	to.Kill()
+	to.Restart()
+	require.NoError(t, c.MoveSlot(slot, to))
+	require.Same(t, to, c.Owner(slot))
+	require.Equal(t, "v", client.Get(t.Context(), key).Val())
+}
+
 func TestClusterServesKeysOfAllMasters(t *testing.T) {
 	t.Parallel()
 	c := Cluster(t, WithPassword("secret"))

@@ -181,6 +181,7 @@ type Op struct {
 	Shadow   bool   `json:"shadow,omitempty"`   // admitted although the bucket has too few: nothing is taken
 	Fallback int64  `json:"fallback,omitempty"` // granted while the server didn't answer, by the degraded mode
 	All      bool   `json:"all,omitempty"`      // one of the takes of a TakeAll
+	Other    bool   `json:"other,omitempty"`    // of a TakeAll: this bucket would have granted it, and another one denied
 }
 
 // Sample is the state of one bucket in one atomic reading.

@@ -155,8 +155,10 @@ func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 		granted := r.OK
 		r.OK = r.OK && all.OK
 		c.answered(&op, r, err)
-		if separate && granted && op.Result == record.Denied {
-			op.Result, op.Error = record.Unknown, "another bucket denies"
+		op.Other = granted && !all.OK
+		if separate && op.Other && op.Result == record.Denied {
+			op.Result = record.Unknown
+			op.Error = "another bucket denies"
 		}
 		c.t.ops.Add(op)
 		result = op.Result

@@ -22,7 +22,7 @@ const (
 var endings = []string{record.Return, record.Settle, record.Lapse}
 
 // checkFair counts what each client of a divided bucket, which is a flow, gets of what it asks for while nothing is
-// wrong.
+// wrong. A TakeAll that another bucket denies asks for nothing.
 func (h *bucketHistory) checkFair(r *Result) {
 	if !h.bucket.Divided() || len(h.samples) == 0 {
 		return
@@ -44,7 +44,7 @@ func (h *bucketHistory) checkParts(r *Result, from, to int64) {
 	asked, got := map[string]int64{}, map[string]int64{}
 	all := int64(0)
 	for _, op := range h.ops {
-		if op.Call < from || op.Return > to || slices.Contains(endings, op.Kind) {
+		if op.Call < from || op.Return > to || op.Other || slices.Contains(endings, op.Kind) {
 			continue
 		}
 		asked[op.Client] += op.N

@@ -334,6 +334,10 @@ func TestAStarvedFlowIsNoticed(t *testing.T) {
 		}
 	}
 	require.Contains(t, s.judge(t).Broken(), verify.Fair)
+	for i := range s.Ops {
+		s.Ops[i].Other = s.Ops[i].Result == record.Denied
+	}
+	require.NotContains(t, s.judge(t).Broken(), verify.Fair, "what another bucket denies says nothing of this one")
 }
 
 // TestWhatTheRecordDoesNotReachIsNotJudged has a fault end so shortly before the record does that refills may go on
