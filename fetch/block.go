@@ -214,7 +214,10 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	b.seq++
 	b.sent, b.again = now, false
 	b.call = &lua.LeaseCall{ID: b.id, Seq: b.seq, Keep: b.left.Load(), Back: back, Want: want,
-		TTL: b.rule.hold + leaseGrace, Flow: b.flow}
+		TTL: b.rule.hold + leaseGrace}
+	if b.flow != nil {
+		b.call.Flow = lua.Flow{Name: *b.flow, Divided: true}
+	}
 }
 
 // send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it

@@ -33,8 +33,8 @@ var (
 	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and for a take of one with a
 	// request id: such a bucket remembers neither. Nothing was taken. A template whose enforce is refilled has both.
 	ErrLazyBucket = errors.New("fetch: a lazy template's bucket has no reservations or request ids")
-	// ErrRequestReused is returned for a take whose request id took, or was to leave, another number of tokens before.
-	// Nothing was taken.
+	// ErrRequestReused is returned for a take whose request id took, or was to leave, another number of tokens before, or
+	// was used for another flow. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused
 	// ErrInvalidTTL is returned for a reservation whose time is not from policy.MinHold to policy.MaxHold.
 	ErrInvalidTTL = lua.ErrInvalidTTL

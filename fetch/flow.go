@@ -119,14 +119,8 @@ func (t *task) asksByFlow(flow string) bool {
 	return t.info.divided() || t.info.terms == nil && flow != ""
 }
 
-// namedFlow returns the flow that a script call of the task names; nil for none.
-func (t *task) namedFlow() *string {
-	if !t.asksByFlow(t.flow) {
-		return nil
-	}
-	flow := t.flow
-	return &flow
-}
+// namedFlow returns the flow for which a script call of the task is.
+func (t *task) namedFlow() lua.Flow { return lua.Flow{Name: t.flow, Divided: t.asksByFlow(t.flow)} }
 
 // payment is what a flow paid with its right for the tokens of a take.
 type payment struct {
@@ -136,27 +130,21 @@ type payment struct {
 
 // payment returns what a flow paid for a take with this answer; nil for nothing.
 func (a *answer) payment(flow string) *payment {
-	paid := a.reply.Taken - a.reply.Free
-	if !a.info.divided() || a.source.Kind == SourceFallback || paid <= 0 {
+	if a.reply.Paid == 0 || a.source.Kind == SourceFallback {
 		return nil
 	}
-	return &payment{flow, paid}
+	return &payment{flow, a.reply.Paid}
 }
 
 // backOf is the return of what a take for a flow took.
 func backOf(reply *lua.TakeReply, i *info, flow string) lua.ReturnCall {
-	back := lua.ReturnCall{N: reply.Taken, Era: i.era}
-	if i.divided() {
-		back.Flow = flow
-		back.Paid = reply.Taken - reply.Free
-	}
-	return back
+	return lua.ReturnCall{N: reply.Taken, Era: i.era, Flow: flow, Paid: reply.Paid}
 }
 
-// freeOf returns for how many of the n tokens of the nth take of a run, which was made, the flow paid nothing. The last
-// takes that were made are the free ones.
-func freeOf(n int64, r lua.RunReply, nth int64) int64 {
-	if nth >= r.Taken-r.Free/n {
+// paidOf returns for how many of the n tokens of the nth take of a run, which was made, the flow paid: for all of them
+// if it is one of the first takes, for which the flow had a right.
+func paidOf(n int64, r lua.RunReply, nth int64) int64 {
+	if nth < r.Paid/n {
 		return n
 	}
 	return 0

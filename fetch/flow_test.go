@@ -27,10 +27,18 @@ func withFlows() policy.Policy {
 func createDivided(t testing.TB, rdb redis.UniversalClient, key string) {
 	t.Helper()
 	createBucket(t, rdb, key, withFlows())
+	list(t, rdb, key, policy.PlannedFlow{Name: "loud", Weight: 1, Took: 5}, policy.PlannedFlow{Name: "quiet", Weight: 1})
+}
+
+// list writes a plan that lists flows. Each has the right to five tokens, less those that it took.
+func list(t testing.TB, rdb redis.UniversalClient, key string, flows ...policy.PlannedFlow) {
+	t.Helper()
+	now, err := rdb.Time(t.Context()).Result()
+	require.NoError(t, err)
 	r := lua.PlanBatch(t.Context(), rdb, []lua.PlanCall{{Key: key, Plan: policy.Plan{
-		Version: policy.Version{Era: 1, Index: 1}, Whole: true, Floor: 40, Unlisted: 3, Most: 1000, Span: 1_000_000,
-		Lasts: time.Hour.Microseconds(), Teams: []policy.PlannedTeam{{Name: policy.RootTeam, Price: 1e9}},
-		Listed: []policy.PlannedFlow{{Name: "loud", Weight: 1, Took: 5}, {Name: "quiet", Weight: 1}},
+		Version: policy.Version{Era: 1, Index: now.UnixMicro()}, Whole: true, Floor: 40, Unlisted: 3, Most: 1000,
+		Span: 1_000_000, Lasts: time.Hour.Microseconds(),
+		Teams: []policy.PlannedTeam{{Name: policy.RootTeam, Price: 1e9}}, Listed: flows,
 	}}})[0]
 	require.NoError(t, r.Err)
 	require.False(t, r.Stale)
@@ -312,6 +320,16 @@ func TestWhatAFlowDoesNotUseGivesItsRightBack(t *testing.T) {
 	}
 	for name, use := range map[string]func(testing.TB, *Client){
 		"take": take(), "request": take(WithRequestID("r")), "all": takeAll(), "request of all": takeAll(WithRequestID("a")),
+		"repeated request": func(t testing.TB, c *Client) {
+			_, err := c.Take(ctx, "acme", 3, quiet, WithRequestID("r"))
+			require.NoError(t, err)
+			take(WithRequestID("r"))(t, c)
+		},
+		"repeated request of all": func(t testing.TB, c *Client) {
+			_, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 3, Flow: "quiet"}, {Key: "plain", N: 1}}, WithRequestID("a"))
+			require.NoError(t, err)
+			takeAll(WithRequestID("a"))(t, c)
+		},
 		"up to": func(t testing.TB, c *Client) {
 			r, err := c.TakeUpTo(ctx, "acme", 3, quiet)
 			require.NoError(t, err)
@@ -376,6 +394,54 @@ func TestTokensThatCostNoRightGiveNoneBack(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, held.OK)
 	require.False(t, taken(c.Take(ctx, "acme", 1, WithFlow("loud"), WithRequestID("r"))))
+}
+
+// The flow takes without a plan, or as one that isn't listed. The plan that follows lists it, without a right.
+func TestWhatWasTakenWithoutAPlanOrAListGivesNoRight(t *testing.T) {
+	t.Parallel()
+	ctx := context.Background()
+	for name, take := range map[string]func(c *Client, flow CallOption) (undo func() error, err error){
+		"take": func(c *Client, flow CallOption) (undo func() error, err error) {
+			r, err := c.Take(ctx, "acme", 2, flow)
+			return func() error { return c.Undo(ctx, "acme", r) }, err
+		},
+		"wait": func(c *Client, flow CallOption) (undo func() error, err error) {
+			r, err := c.Wait(ctx, "acme", 2, flow)
+			return func() error { return c.Undo(ctx, "acme", r) }, err
+		},
+		"request": func(c *Client, flow CallOption) (undo func() error, err error) {
+			r, err := c.Take(ctx, "acme", 2, flow, WithRequestID("r"))
+			return func() error { return c.Undo(ctx, "acme", r) }, err
+		},
+		"all": func(c *Client, flow CallOption) (undo func() error, err error) {
+			all, err := c.TakeAll(ctx, []Request{{Key: "acme", N: 2}}, flow)
+			return func() error { return c.UndoAll(ctx, all) }, err
+		},
+		"reservation": func(c *Client, flow CallOption) (undo func() error, err error) {
+			r, err := c.Reserve(ctx, "acme", 2, time.Minute, flow)
+			return func() error { return r.Cancel(ctx) }, err
+		},
+	} {
+		for _, planned := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, planned: %t", name, planned), func(t *testing.T) {
+				t.Parallel()
+				rdb := testenv.Redis(t).Client()
+				createDivided(t, rdb, "acme")
+				if !planned {
+					require.NoError(t, rdb.Del(ctx, lua.FlowsKey("acme")).Err())
+				}
+				c := newClient(t, rdb, slow(), WithDenyCache(false))
+				undo, err := take(c, WithFlow("stranger"))
+				require.NoError(t, err)
+				require.EqualValues(t, 98, tokens(t, rdb, "acme"))
+				list(t, rdb, "acme", policy.PlannedFlow{Name: "loud", Weight: 1, Took: 5},
+					policy.PlannedFlow{Name: "stranger", Weight: 1, Took: 5})
+				require.NoError(t, undo())
+				drain(t, c, "acme")
+				require.Zero(t, rightOf(t, c, "stranger"))
+			})
+		}
+	}
 }
 
 // taken reports whether a take was made.

@@ -224,7 +224,7 @@ func WithFlow(name string) CallOption {
 // connection fails and the timeout leaves time. A denial takes nothing and is not remembered, so the request may be
 // made again.
 //
-// If the id was used with another number of tokens or another leave, the error is ErrRequestReused.
+// If the id was used for another number of tokens, another leave or another flow, the error is ErrRequestReused.
 //
 // Such a take is a separate call, which doesn't queue behind callers of Wait. For each id that the bucket remembers,
 // Redis keeps a key of about a hundred bytes. If the caller stops waiting, the tokens are not given back, because the

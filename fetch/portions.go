@@ -70,12 +70,15 @@ func (p *portions) give(a *ask) {
 	switch {
 	case p.reply.OK && p.reply.Runs == nil:
 		a.reply = lua.TakeReply{OK: true, Taken: a.total()}
+		if p.reply.Paid {
+			a.reply.Paid = a.reply.Taken
+		}
 	case a.line != nil:
 		a.reply = lua.TakeReply{OK: p.reply.OK}
 		a.runs = append([]lua.RunReply(nil), p.reply.Runs...)
 		for n, r := range p.reply.Runs {
 			a.reply.Taken += p.g.runs[n].N * r.Taken
-			a.reply.Free += r.Free
+			a.reply.Paid += r.Paid
 		}
 	default:
 		a.reply = replyOf(a.run, p.reply.Runs[p.run], p.nth)
@@ -98,9 +101,9 @@ func (p *portions) give(a *ask) {
 func replyOf(run policy.Run, r lua.RunReply, nth int64) lua.TakeReply {
 	switch {
 	case run.UpTo:
-		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait, Free: r.Free}
+		return lua.TakeReply{OK: r.Taken > 0, Taken: r.Taken, Wait: r.Wait, Paid: r.Paid}
 	case nth < r.Taken:
-		return lua.TakeReply{OK: true, Taken: run.N, Free: freeOf(run.N, r, nth)}
+		return lua.TakeReply{OK: true, Taken: run.N, Paid: paidOf(run.N, r, nth)}
 	}
 	return lua.TakeReply{Wait: r.Wait}
 }

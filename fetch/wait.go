@@ -227,8 +227,11 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		if granted {
 			one.reply.Taken = w.n
 			left -= w.n
-			if a.runs != nil {
-				one.reply.Free = freeOf(w.n, a.runs[run], served)
+			switch {
+			case a.runs != nil:
+				one.reply.Paid = paidOf(w.n, a.runs[run], served)
+			case a.reply.Paid > 0:
+				one.reply.Paid = w.n
 			}
 		}
 		one.reply.Remaining = left

@@ -39,8 +39,8 @@ const MaxFlowRuns = 1000
 // serves them in order.
 //
 // The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
-// tokens, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a template's: a call of
-// takes creates it.
+// tokens and what was paid for, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a
+// template's: a call of takes creates it.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
 	return doTakes(ctx, c, command, t.Read)
@@ -192,20 +192,21 @@ func (f *flowFields) append(words []any) []any {
 
 // What the script's reply says of a bucket beside codeUnknown and codeMalformed: see flows.lua.
 const (
-	codeAllMade = 0
-	codeAllFree = 4
-	codeMissed  = 5
+	codeAllMade  = 0
+	codeSomePaid = 4
+	codeMissed   = 5
+	codeAllPaid  = 6
 )
 
 // readFlowTakes reads the answer of a bucket.
 func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	switch code := r.next(); code {
-	case codeAllMade:
-		return TakesReply{OK: true, Remaining: r.next()}
-	case codeAllFree:
+	case codeAllMade, codeAllPaid:
+		return TakesReply{OK: true, Remaining: r.next(), Paid: code == codeAllPaid}
+	case codeSomePaid:
 		reply := TakesReply{OK: true, Remaining: r.next(), Runs: make([]RunReply, len(b.Runs))}
 		for i := range b.Runs {
-			reply.Runs[i] = RunReply{Taken: b.Runs[i].Count, Free: r.next()}
+			reply.Runs[i] = RunReply{Taken: b.Runs[i].Count, Paid: r.next()}
 		}
 		return reply
 	case codeMissed:
@@ -225,7 +226,7 @@ func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	reply.Terms = readTerms(r)
 	reply.Runs = make([]RunReply, len(b.Runs))
 	for i := range b.Runs {
-		run := RunReply{Taken: r.next(), Wait: micros(r.next()), Free: r.next()}
+		run := RunReply{Taken: r.next(), Wait: micros(r.next()), Paid: r.next()}
 		r.bad = r.bad || run.Taken < 0 || run.Taken > b.Runs[i].Count
 		reply.OK = reply.OK && run.Taken == b.Runs[i].Count
 		reply.Runs[i] = run

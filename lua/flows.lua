@@ -10,15 +10,17 @@
 --           narrow that of the one to which it belongs, wide that of the one above it, 1 for none; n, count
 --           and leave as in takes
 -- Reply integers of each bucket, either
---         0, left: all takes were made
---         4, left, per run free: all takes were made, and for some of the tokens the flow did not pay
---         1, now_us, left, era, index, last_us, numbers, pol..., per run taken, wait_us, free: taken and wait_us as in
---            takes; free: of the tokens taken, those from above the floor, for which the flow paid with no right
+--         0, left: all takes were made, and their flows paid for none
+--         6, left: all takes were made, and their flows paid for each
+--         4, left, per run paid: all takes were made
+--         1, now_us, left, era, index, last_us, numbers, pol..., per run taken, wait_us, paid: taken and wait_us as in
+--            takes; paid: of the tokens taken, the first ones, for which the flow paid with a right
 --         2: no such bucket; nothing is created
 --         5: nothing was done, since the bucket is not below its bound
 --         3, k: key k of K, {K}, {K}:ctl, {K}:flows, {K}:use holds something else
 --
--- A bucket without a plan isn't divided: its takes are made in order, and what they ask for isn't counted.
+-- A bucket without a plan isn't divided. Its takes are made in order, no flow pays for them, and what they ask for is
+-- not counted.
 local KEYS = KEYS
 local ARGV = ARGV
 local call = redis.call
@@ -80,7 +82,7 @@ local function complete()
       end
       reply[r + 1] = run.made
       reply[r + 2] = wait
-      reply[r + 3] = run.free
+      reply[r + 3] = run.paid
       r = r + 3
     end
     if s.era then count_denied(ctl, p, denied) end
@@ -88,23 +90,24 @@ local function complete()
   return {open = open, least = least, unwritten = unwritten, malformed = malformed, answer = answer}
 end
 
--- all_made returns the runs whose arguments begin from first to last: all of their takes were made. frees has what was
--- free of each; nil if nothing was.
-local function all_made(first, last, frees)
+-- all_made returns the runs whose arguments begin from first to last: all of their takes were made. paid has what was
+-- paid for of each.
+local function all_made(first, last, paid)
   local runs = {}
   for r = first, last, 6 do
     local count = ARGV[r + 4] + 0
-    runs[#runs + 1] = {count = count, made = count, free = frees and frees[#runs + 1] or 0}
+    runs[#runs + 1] = {count = count, made = count, paid = paid[#runs + 1]}
   end
   return runs
 end
 
--- all_free answers a bucket all of whose takes, made in so many runs, were made, some of them for free.
-local function all_free(left, runs, frees)
+-- answer_all answers a bucket all of whose takes were made, of so many tokens, for which flows paid so many.
+local function answer_all(left, tokens, sum, paid)
   local r = #reply
-  reply[r + 1] = 4
+  reply[r + 1] = sum == 0 and 0 or sum == tokens and 6 or 4
   reply[r + 2] = left
-  for i = 1, runs do reply[r + 2 + i] = frees[i] or 0 end
+  if reply[r + 1] ~= 4 then return end
+  for i, n in ipairs(paid) do reply[r + 2 + i] = n end
 end
 
 local function takes(key, ctl, flows, use)
@@ -135,8 +138,8 @@ local function takes(key, ctl, flows, use)
     return
   end
   local left = before
-  local runs, closed, frees
-  local nth = 0
+  local runs, closed
+  local paid, sum = {}, 0
   for r = count_at + 1, at, 6 do
     local flow = ARGV[r] + 0
     local narrow, wide = ARGV[r + 1] + 0, ARGV[r + 2] + 0
@@ -150,28 +153,25 @@ local function takes(key, ctl, flows, use)
       leave = finish.least(ARGV[r + 5], p and p.capacity or 0)
     end
     local field, earlier, made
-    local free = 0
-    nth = nth + 1
-    if divided then field, earlier = ask(use, flow, narrow, asks) end
+    local pays = 0
+    if divided then field, earlier = ask(use, flow, narrow, wide, asks) end
     if closed and closed[flow] then
       made = 0
     elseif divided then
-      made, free = serve(flow, narrow, wide, n, count, leave, earlier, left)
-      free = free * each
+      made, pays = serve(flow, narrow, wide, n, count, leave, earlier, left)
+      pays = pays * each
     else
       made = min(count, floor(max(0, left - leave) / each))
     end
     left = left - made * each
-    if free > 0 then
-      frees = frees or {}
-      frees[nth] = free
-    end
     if made < count or with_policy then
-      runs = runs or all_made(count_at + 1, r - 6, frees)
+      runs = runs or all_made(count_at + 1, r - 6, paid)
     end
+    paid[#paid + 1] = pays
+    sum = sum + pays
     if runs then
       runs[#runs + 1] = {flow = flow, narrow = narrow, wide = wide, n = n, count = count, leave = leave, field = field,
-        made = made, free = free}
+        made = made, paid = pays}
     end
     if made < count and in_line then
       closed = closed or {}
@@ -186,12 +186,7 @@ local function takes(key, ctl, flows, use)
     write_rights(flows)
     written = written or not uncounted
   end
-  if not runs and frees then return all_free(left, nth, frees) end
-  if not runs then
-    reply[#reply + 1] = 0
-    reply[#reply + 1] = left
-    return
-  end
+  if not runs then return answer_all(left, before - left, sum, paid) end
   finish = finish or complete()
   p = p or finish.open(s, ctl) or nil -- if it can't be read, the wait is unknown
   finish.answer(divided, s, p, ctl, use, left, runs)

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -48,6 +50,9 @@ func takeFor(ctx context.Context, c lua.Client, key, flow string, n int64) (lua.
 	return replies[0], replies[0].Err
 }
 
+// divide returns a flow of a bucket that is divided.
+func divide(name string) lua.Flow { return lua.Flow{Name: name, Divided: true} }
+
 // flowOperations are the functions that call a script for flow a, and that which writes a plan.
 var flowOperations = map[string]func(ctx context.Context, c lua.Client, key string) error{
 	"Takes": func(ctx context.Context, c lua.Client, key string) error {
@@ -63,23 +68,19 @@ var flowOperations = map[string]func(ctx context.Context, c lua.Client, key stri
 		return replies[0].Err
 	},
 	"TakeOnce": func(ctx context.Context, c lua.Client, key string) error {
-		flow := "a"
-		_, err := lua.TakeOnceFor(ctx, c, key, &flow, "request", policy.Run{N: 5, Count: 1}, time.Minute)
+		_, err := lua.TakeOnceFor(ctx, c, key, divide("a"), "request", policy.Run{N: 5, Count: 1}, time.Minute)
 		return err
 	},
 	"TakeAll": func(ctx context.Context, c lua.Client, key string) error {
-		flow := "a"
-		_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: key, N: 5, Flow: &flow}})
+		_, _, err := lua.TakeAll(ctx, c, []lua.Demand{{Key: key, N: 5, Flow: divide("a")}})
 		return err
 	},
 	"Reserve": func(ctx context.Context, c lua.Client, key string) error {
-		flow := "a"
-		_, err := lua.Reserve(ctx, c, key, lua.ReserveCall{ID: "x", N: 5, TTL: time.Minute, Flow: &flow})
+		_, err := lua.Reserve(ctx, c, key, lua.ReserveCall{ID: "x", N: 5, TTL: time.Minute, Flow: divide("a")})
 		return err
 	},
 	"Lease": func(ctx context.Context, c lua.Client, key string) error {
-		flow := "a"
-		_, err := lua.Lease(ctx, c, key, lua.LeaseCall{ID: "x", Seq: 1, Want: 5, TTL: time.Minute, Flow: &flow})
+		_, err := lua.Lease(ctx, c, key, lua.LeaseCall{ID: "x", Seq: 1, Want: 5, TTL: time.Minute, Flow: divide("a")})
 		return err
 	},
 	"Plan": func(ctx context.Context, c lua.Client, key string) error {
@@ -199,7 +200,7 @@ func TestTakesForFlowsAreMadeBelowTheirBound(t *testing.T) {
 		require.Equal(t, lua.TakesReply{Missed: true}, replies[0])
 		require.ErrorIs(t, replies[1].Err, lua.ErrUnknownBucket)
 		require.Equal(t, lua.TakesReply{Missed: true}, replies[2])
-		require.Equal(t, lua.TakesReply{OK: true, Remaining: 95}, replies[3])
+		require.Equal(t, lua.TakesReply{OK: true, Remaining: 95, Paid: true}, replies[3])
 		require.Equal(t, []string{"100", "100", "95"}, []string{rdb.Get(ctx, "b").Val(), rdb.Get(ctx, "c").Val(),
 			rdb.Get(ctx, "d").Val()})
 		require.EqualValues(t, 1, rdb.HLen(ctx, lua.UseKey("b")).Val(), "what is not tried is not counted")
@@ -403,4 +404,134 @@ func TestTheNumbersOfAPlanMayHaveSixteenDigits(t *testing.T) {
 	replies, err := new(lua.FlowTakesCall).Do(ctx, w.rdb, []lua.FlowTakes{{Key: "b", Runs: runs}})
 	require.NoError(t, err)
 	require.True(t, replies[0].OK, "flow b saved its right for four seconds, which are 40 tokens")
+}
+
+// callsFor are the calls that take 5 tokens for a flow, and return for how many of them it paid.
+var callsFor = map[string]func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error){
+	"Takes": func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error) {
+		runs := []policy.FlowRun{{Flow: flow, Run: policy.Run{N: 5, Count: 1}}}
+		replies, err := new(lua.FlowTakesCall).Do(ctx, c, []lua.FlowTakes{{Key: key, Runs: runs}})
+		if err != nil || !replies[0].OK || replies[0].Runs != nil {
+			return 0, 0, fmt.Errorf("%v of %+v", err, replies)
+		}
+		if replies[0].Paid {
+			paid = 5
+		}
+		return 5, paid, nil
+	},
+	"TakeOnce": func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error) {
+		r, err := lua.TakeOnceFor(ctx, c, key, divide(flow), "once", policy.Run{N: 5, Count: 1}, time.Minute)
+		return r.Taken, r.Paid, err
+	},
+	"TakeAll": func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error) {
+		demand := lua.Demand{Key: key, N: 5, Flow: divide(flow)}
+		_, r, err := lua.TakeAllOnce(ctx, c, "all", time.Minute, []lua.Demand{demand})
+		if err != nil {
+			return 0, 0, err
+		}
+		return r[0].Taken, r[0].Paid, nil
+	},
+}
+
+// Flow a has the right to 5 tokens of 100, and 50 are above the floor. An unlisted flow may take 5 without a right.
+func TestAFlowPaysOnlyWithItsRight(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for op, call := range callsFor {
+			paid := func(key, flow string, want int64) {
+				t.Helper()
+				taken, paid, err := call(ctx, rdb, key, flow)
+				require.NoError(t, err, op)
+				require.EqualValues(t, 5, taken, "%s for %s of %s", op, flow, key)
+				require.Equal(t, want, paid, "%s for %s of %s", op, flow, key)
+			}
+			storeCase(ctx, t, rdb, "undivided", 100)
+			paid("undivided", "a", 0)
+			storeDivided(ctx, t, rdb, "divided")
+			paid("divided", "a", 5)
+			storeDivided(ctx, t, rdb, "unlisted")
+			paid("unlisted", "b", 0)
+			storeDivided(ctx, t, rdb, "above")
+			_, err := takeFor(ctx, rdb, "above", "a", 5)
+			require.NoError(t, err)
+			paid("above", "a", 0)
+			require.NoError(t, rdb.FlushDB(ctx).Err())
+		}
+	})
+}
+
+// What a request got and paid for is the answer to each further call of it, for the same flow only.
+func TestARequestBelongsToItsFlow(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for _, op := range []string{"TakeOnce", "TakeAll"} {
+			storeDivided(ctx, t, rdb, "b")
+			for range 2 {
+				taken, paid, err := callsFor[op](ctx, rdb, "b", "a")
+				require.NoError(t, err, op)
+				require.Equal(t, []int64{5, 5}, []int64{taken, paid}, op)
+			}
+			_, _, err := callsFor[op](ctx, rdb, "b", "b")
+			require.ErrorIs(t, err, lua.ErrRequestReused, op)
+			require.Equal(t, "95", rdb.Get(ctx, "b").Val(), op)
+			require.NoError(t, rdb.FlushDB(ctx).Err())
+		}
+	})
+}
+
+// The plan lists flow a and has one team. Twenty flows are counted besides, and two teams.
+func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		plan := listing(2)
+		plan.Teams = append(plan.Teams, policy.PlannedTeam{Name: "planned/", Price: 100_000, Rest: 100_000})
+		plan.Most = 20
+		require.NoError(t, planned(ctx, rdb, "b", plan))
+		flows := []string{}
+		for i := range 40 {
+			flows = append(flows, fmt.Sprintf("t%d/x", i), fmt.Sprintf("t%d/y/x", i), fmt.Sprintf("u/%d/x", i))
+		}
+		takesFor(ctx, t, rdb, "b", append(flows, "a", "planned/x")...)
+		use := rdb.HGetAll(ctx, lua.UseKey("b")).Val()
+		maps.DeleteFunc(use, func(name, _ string) bool { return strings.HasPrefix(name, "/!") }) // what was denied
+		require.Len(t, use, 1+20+2+3, "the period's beginning, flows, teams, and those that are counted in any case: %v", use)
+		require.Equal(t, "5", use["a"])
+		require.Equal(t, "5", use["planned/"])
+		require.NotEmpty(t, use["/"])
+		sum := 0
+		for name, text := range use {
+			n, err := strconv.Atoi(text)
+			require.NoError(t, err)
+			if name != "//" {
+				sum += n
+			}
+		}
+		require.Equal(t, 5*(len(flows)+2), sum, "each is counted once")
+	})
+}
+
+// A table without room for an unlisted flow still limits its lease calls: the flow is counted by its team.
+func TestLeaseCallsOfAFlowThatIsNotCountedLeaveTheFloor(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		plan := listing(2)
+		plan.Most = 1
+		plan.Unlisted = 10
+		require.NoError(t, planned(ctx, rdb, "b", plan))
+		takesFor(ctx, t, rdb, "b", "fills")
+		for i := range 20 {
+			_, err := lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: fmt.Sprint(i), Seq: 1, Want: 10, TTL: time.Minute,
+				Flow: divide("team/x")})
+			require.NoError(t, err)
+		}
+		left, err := rdb.Get(ctx, "b").Int()
+		require.NoError(t, err)
+		require.GreaterOrEqual(t, left, 40, "the floor of 50, less what an unlisted flow may take")
+	})
 }

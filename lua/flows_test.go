@@ -72,7 +72,7 @@ type blockOfFlow struct {
 type heldByFlow struct {
 	flow    string
 	divided bool // the bucket was
-	n, free int64
+	n, paid int64
 	overrun policy.Overrun
 }
 
@@ -206,8 +206,8 @@ func (h *flowHistory) id() string {
 
 // flow returns a random flow, sometimes one of teams that no plan has.
 func (h *flowHistory) flow() string {
-	if h.rng.IntN(20) == 0 {
-		return []string{"q/w", "q/r/w"}[h.rng.IntN(2)]
+	if h.rng.IntN(12) == 0 {
+		return fmt.Sprintf("q%d/", h.rng.IntN(4)) + []string{"w", "r/w", "s/w"}[h.rng.IntN(3)]
 	}
 	return someFlows[h.rng.IntN(len(someFlows))]
 }
@@ -216,7 +216,7 @@ func (h *flowHistory) flow() string {
 func (h *flowHistory) made(flow string, run policy.Run, reply lua.TakeReply, where string) {
 	want := oracle.Divided(&h.bucket, h.division, []policy.FlowRun{{Flow: flow, Run: run}}, false, reply.Now)[0]
 	require.Equal(h.t, want.Taken*run.N, reply.Taken, where)
-	require.Equal(h.t, want.Free, reply.Free, where)
+	require.Equal(h.t, want.Paid, reply.Paid, where)
 	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
 	if !reply.OK {
 		require.Equal(h.t, want.Wait, reply.Wait.Microseconds(), where)
@@ -240,17 +240,17 @@ func (h *flowHistory) once(ctx context.Context, where string) {
 		run = policy.Run{N: 1, Count: 1 + h.rng.Int64N(30), UpTo: true}
 	}
 	run.Leave = policy.Leave{Tokens: h.rng.Int64N(20)}
-	reply, err := lua.TakeOnceFor(ctx, h.rdb, h.key, &flow, id, run, time.Minute)
+	reply, err := lua.TakeOnceFor(ctx, h.rdb, h.key, divide(flow), id, run, time.Minute)
 	require.NoError(h.t, err, where)
 	h.made(flow, run, reply, where)
 	if !reply.OK {
 		return
 	}
-	again, err := lua.TakeOnceFor(ctx, h.rdb, h.key, &flow, id, run, time.Minute)
+	again, err := lua.TakeOnceFor(ctx, h.rdb, h.key, divide(flow), id, run, time.Minute)
 	require.NoError(h.t, err, where)
 	require.True(h.t, again.Repeated, where)
 	require.Equal(h.t, reply.Taken, again.Taken, where)
-	require.Equal(h.t, reply.Free, again.Free, where)
+	require.Equal(h.t, reply.Paid, again.Paid, where)
 }
 
 // all takes of the bucket and of another one, which has no flows, all or nothing.
@@ -264,7 +264,7 @@ func (h *flowHistory) all(ctx context.Context, where string) {
 	}
 	require.NoError(h.t, h.rdb.Set(ctx, other, held, 0).Err())
 	flow, n := h.flow(), 1+h.rng.Int64N(20)
-	ok, replies, err := lua.TakeAll(ctx, h.rdb, []lua.Demand{{Key: other, N: 1}, {Key: h.key, N: n, Flow: &flow}})
+	ok, replies, err := lua.TakeAll(ctx, h.rdb, []lua.Demand{{Key: other, N: 1}, {Key: h.key, N: n, Flow: divide(flow)}})
 	require.NoError(h.t, err, where)
 	require.Equal(h.t, ok, !lacks && (replies[1].OK || h.bucket.Control.Terms.Shadow), where)
 	if lacks && replies[1].OK {
@@ -283,20 +283,20 @@ func (h *flowHistory) reserve(ctx context.Context, where string) {
 	n := 1 + h.rng.Int64N(20)
 	overrun := policy.Overrun(h.rng.IntN(2))
 	divided := h.division != nil
-	reply, err := lua.Reserve(ctx, h.rdb, h.key, lua.ReserveCall{ID: id, N: n, TTL: time.Hour, Flow: &flow,
+	reply, err := lua.Reserve(ctx, h.rdb, h.key, lua.ReserveCall{ID: id, N: n, TTL: time.Hour, Flow: divide(flow),
 		Overrun: overrun})
 	require.NoError(h.t, err, where)
-	free := int64(0)
+	paid := int64(0)
 	if record, _ := h.rdb.HGet(ctx, lua.OutstandingKey(h.key), id).Result(); divided && reply.OK {
 		numbers, name, _ := strings.Cut(record, " /")
 		require.Equal(h.t, flow, name, where)
-		free, err = strconv.ParseInt(numbers[strings.LastIndexByte(numbers, ' ')+1:], 10, 64)
+		paid, err = strconv.ParseInt(numbers[strings.LastIndexByte(numbers, ' ')+1:], 10, 64)
 		require.NoError(h.t, err, where)
 	}
-	reply.Free = free
+	reply.Paid = paid
 	h.made(flow, policy.Run{N: n, Count: 1}, reply.TakeReply, where)
 	if reply.OK {
-		h.held[id] = heldByFlow{flow, divided, n, free, overrun}
+		h.held[id] = heldByFlow{flow, divided, n, paid, overrun}
 	}
 }
 
@@ -315,8 +315,8 @@ func (h *flowHistory) settle(ctx context.Context, where string) {
 		if h.division == nil || !r.divided {
 			return
 		}
-		if s.Returned > r.free {
-			h.division.PayBack(r.flow, s.Returned-r.free)
+		if unpaid := r.n - r.paid; s.Returned > unpaid {
+			h.division.PayBack(r.flow, s.Returned-unpaid)
 		}
 		if s.Charged+s.Owed > 0 {
 			h.division.Charge(r.flow, s.Charged+s.Owed)
@@ -350,7 +350,7 @@ func (h *flowHistory) lease(ctx context.Context, where string) {
 	keep := h.rng.Int64N(block.held + 1)
 	back := h.rng.Int64N(block.held - keep + 1)
 	call := lua.LeaseCall{ID: block.id, Seq: block.seq, Keep: keep, Back: back, Want: h.rng.Int64N(40), TTL: time.Hour,
-		Flow: &flow}
+		Flow: divide(flow)}
 	reply, err := lua.Lease(ctx, h.rdb, h.key, call)
 	require.NoError(h.t, err, where)
 	*h.bucket.Tokens += back - reply.Clamped
@@ -359,13 +359,13 @@ func (h *flowHistory) lease(ctx context.Context, where string) {
 		if paid := back - block.free - reply.Clamped; paid > 0 {
 			h.division.PayBack(flow, paid)
 		}
-		block.free = max(0, block.free-back)
 	}
-	granted, free := oracle.Lend(&h.bucket, h.division, flow, call.Want)
+	block.free = max(0, block.free-back)
+	granted, paid := oracle.Lend(&h.bucket, h.division, flow, call.Want)
 	require.Equal(h.t, granted, reply.Granted, where)
 	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
 	block.held = keep + granted
-	block.free += free
+	block.free += granted - paid
 }
 
 // takes makes random takes.
@@ -400,13 +400,15 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	want := oracle.Divided(&h.bucket, h.division, runs, inLine, now)
 	require.Equal(h.t, *h.bucket.Tokens, reply.Remaining, where)
 	made := true
-	free := false
+	taken, paid := int64(0), int64(0)
 	for i, w := range want {
 		made = made && w.Taken == runs[i].Count
-		free = free || w.Free > 0
+		taken += w.Taken * runs[i].N
+		paid += w.Paid
 	}
 	require.Equal(h.t, made, reply.OK, where)
-	require.Equal(h.t, made && !withTerms && !free, reply.Runs == nil, where)
+	require.Equal(h.t, made && !withTerms && (paid == 0 || paid == taken), reply.Runs == nil, where)
+	require.Equal(h.t, reply.Runs == nil && paid > 0, reply.Paid, where)
 	require.Equal(h.t, !made || withTerms, reply.Terms != nil, where)
 	if c := h.bucket.Control; reply.Terms != nil {
 		require.Equal(h.t, c.Terms, *reply.Terms, where)
@@ -418,7 +420,7 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	}
 	for i := range reply.Runs {
 		require.Equal(h.t, want[i].Taken, reply.Runs[i].Taken, "%s, run %d of %v", where, i, runs)
-		require.Equal(h.t, want[i].Free, reply.Runs[i].Free, "%s, run %d of %v", where, i, runs)
+		require.Equal(h.t, want[i].Paid, reply.Runs[i].Paid, "%s, run %d of %v", where, i, runs)
 		require.Equal(h.t, want[i].Wait, reply.Runs[i].Wait.Microseconds(), "%s, run %d of %v", where, i, runs)
 	}
 }

@@ -63,18 +63,17 @@ if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
 local free = r and min(r.free, keep + back) or 0 -- what was spent is taken to be what the flow paid for
+local paid = 0
 if turn then
   if back - free > clamped then pay_back(turn, back - free - clamped) end
-  free = max(0, free - back)
   if granted > 0 then
-    local asked = pcall('HGET', KEYS[7], ARGV[7])
-    local gratis
-    granted, gratis = serve(turn.flow, turn.narrow, turn.wide, 0, granted, 0, tonumber(asked) or 0, tokens)
-    if granted > 0 then ask(KEYS[7], turn.flow, turn.narrow, decimals(granted)) end
-    free = free + gratis
+    local field, before_in_period = ask(KEYS[7], turn.flow, turn.narrow, turn.wide, 0)
+    granted, paid = serve(turn.flow, turn.narrow, turn.wide, 0, granted, 0, before_in_period, tokens)
+    if field then call('HINCRBY', KEYS[7], field, decimals(granted)) end
   end
   write_rights(KEYS[6])
 end
+if KEYS[6] then free = max(0, free - back) + granted - paid end
 tokens = tokens - granted
 local ends = now + ARGV[6]
 if keep + granted > 0 then

@@ -36,7 +36,7 @@ type ReserveCall struct {
 	TTL     time.Duration // policy.MinHold to policy.MaxHold
 	Overrun policy.Overrun
 	Leave   policy.Leave
-	Flow    *string // for which flow of the bucket; nil for none
+	Flow    Flow // for which flow of the bucket
 }
 
 // ReserveReply is the answer to a reservation: that of a take, with Now always
@@ -63,14 +63,14 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	if err := CheckTTL(call.TTL); err != nil {
 		return ReserveReply{}, err
 	}
-	keys, args, err := appendFlow(outstandingKeys(key), []any{call.N, call.TTL.Microseconds(), int64(call.Overrun),
-		call.Leave.String()}, key, call.Flow)
+	keys, args, err := call.Flow.append(outstandingKeys(key), []any{call.N, call.TTL.Microseconds(), int64(call.Overrun),
+		call.Leave.String()}, key)
 	if err != nil {
 		return ReserveReply{}, err
 	}
 	r, code, err := reserveScript.askHeld(ctx, c, keys, call.ID, args, codeDone, codeDenied)
-	if IsTryAgain(err) && call.Flow != nil {
-		call.Flow = nil
+	if IsTryAgain(err) && call.Flow.Divided {
+		call.Flow.Divided = false
 		return Reserve(ctx, c, key, call)
 	}
 	if err != nil {
@@ -178,7 +178,7 @@ type LeaseCall struct {
 	Back int64  // tokens that it gives back; the rest of what it held is spent
 	Want int64  // most tokens to add
 	TTL  time.Duration
-	Flow *string // whose block it is; nil for none
+	Flow Flow // whose block it is
 }
 
 // LeaseReply is the answer to a LeaseCall.
@@ -210,14 +210,14 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 	if err := CheckTTL(call.TTL); err != nil {
 		return LeaseReply{}, err
 	}
-	keys, args, err := appendFlow(outstandingKeys(key), []any{call.Seq, call.Keep, call.Back, call.Want,
-		call.TTL.Microseconds()}, key, call.Flow)
+	keys, args, err := call.Flow.append(outstandingKeys(key), []any{call.Seq, call.Keep, call.Back, call.Want,
+		call.TTL.Microseconds()}, key)
 	if err != nil {
 		return LeaseReply{}, err
 	}
 	r, code, err := leaseScript.askHeld(ctx, c, keys, call.ID, args, codeDone, codeOtherEra)
-	if IsTryAgain(err) && call.Flow != nil {
-		call.Flow = nil
+	if IsTryAgain(err) && call.Flow.Divided {
+		call.Flow.Divided = false
 		return Lease(ctx, c, key, call)
 	}
 	if err != nil {

@@ -43,10 +43,10 @@ if turn == false then return {3, 6} end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
 local keep = least(ARGV[5], p.capacity)
-local fits, free = tokens - keep >= n, 0
+local fits, paid = tokens - keep >= n, 0
 if turn then
   local made
-  made, free = served(KEYS[7], turn, n, 1, keep, tokens)
+  made, paid = served(KEYS[7], turn, n, 1, keep, tokens)
   fits = made == n
 end
 if not fits then
@@ -67,7 +67,7 @@ put_tokens(tokens - n, before)
 local text = decimals(RESERVATION, n, ends, s.era, ARGV[4])
 if turn then
   write_rights(KEYS[6])
-  text = text .. ' ' .. decimals(free) .. ' /' .. ARGV[6]
+  text = text .. ' ' .. decimals(paid) .. ' /' .. ARGV[6]
 end
 put_text(ARGV[1], ends, text)
 s.out = s.out + n

@@ -44,9 +44,10 @@ if r.overrun == 1 then owed = min(over - charged, max(0, p.capacity - s.debt)) e
 tokens = tokens - charged
 s.debt = s.debt + owed
 if turn then
-  if returned > r.free then pay_back(turn, returned - r.free) end
+  local free = n - r.paid -- goes back first
+  if returned > free then pay_back(turn, returned - free) end
   if charged + owed > 0 then
-    ask(KEYS[7], turn.flow, turn.narrow, decimals(charged + owed))
+    ask(KEYS[7], turn.flow, turn.narrow, turn.wide, decimals(charged + owed))
     charge(turn, charged + owed)
   end
   write_rights(KEYS[6])

@@ -30,8 +30,9 @@ type TakeReply struct {
 	// Repeated reports that the tokens were taken by an earlier call of the same
 	// request: all but Terms is of then.
 	Repeated bool
-	// Free is, of a take for a flow, how many of the tokens it paid for with no right: Return gives it none back for them.
-	Free int64
+	// Paid is, of a take for a flow, for how many of the tokens the flow paid with its right. ReturnPaid gives the right
+	// back.
+	Paid int64
 	Refilled
 }
 

@@ -20,7 +20,7 @@ type Demand struct {
 	Key   string
 	N     int64
 	Leave policy.Leave
-	Flow  *string // for which flow of the bucket; nil for none
+	Flow  Flow // for which flow of the bucket
 }
 
 // TakeAll takes tokens of several buckets, all or nothing, in one call. There are
@@ -76,24 +76,19 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 		if err := checkTake(d.N, d.Leave); err != nil {
 			return false, nil, err
 		}
-		keys = append(keys, TokensKey(d.Key), ControlKey(d.Key))
-		args = append(args, d.N, d.Leave.String(), flag(d.Flow != nil))
-		var err error
-		keys, args, err = appendFlow(keys, args, d.Key, d.Flow)
-		if err != nil {
+		if err := policy.CheckFlow(d.Flow.Name); err != nil {
 			return false, nil, err
 		}
-		if d.Flow == nil {
-			args = append(args, "")
-		}
+		keys = d.Flow.appendKeys(append(keys, TokensKey(d.Key), ControlKey(d.Key)), d.Key)
+		args = append(args, d.N, d.Leave.String(), flag(d.Flow.Divided), d.Flow.Name)
 	}
 	if id != "" {
 		keys = append(keys, RequestKey(demands[0].Key, id))
 		args[1], args[2] = nameOf(demands), memory.Milliseconds()
 	}
 	r, code, err := takeAllScript.ask(ctx, c, keys, args, codeDone, codeDenied, codeUnknown, codeReused)
-	if flowless, changed := withoutFlows(demands); changed && IsTryAgain(err) {
-		return takeAll(ctx, c, id, memory, flowless)
+	if inOrder, changed := undivided(demands); changed && IsTryAgain(err) {
+		return takeAll(ctx, c, id, memory, inOrder)
 	}
 	if err != nil {
 		return false, nil, err
@@ -101,21 +96,21 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 	return decodeAll(r, code, id, demands)
 }
 
-// withoutFlows returns the demands for no flows, and reports whether some were for one.
-func withoutFlows(demands []Demand) (flowless []Demand, changed bool) {
-	flowless = slices.Clone(demands)
-	for i := range flowless {
-		changed = changed || flowless[i].Flow != nil
-		flowless[i].Flow = nil
+// undivided returns the demands to be met in order of arrival, and reports whether some were not.
+func undivided(demands []Demand) (inOrder []Demand, changed bool) {
+	inOrder = slices.Clone(demands)
+	for i := range inOrder {
+		changed = changed || inOrder[i].Flow.Divided
+		inOrder[i].Flow.Divided = false
 	}
-	return flowless, changed
+	return inOrder, changed
 }
 
 // nameOf returns a name that identifies the demands of a request.
 func nameOf(demands []Demand) string {
 	sum := sha1.New() //nolint:gosec // It identifies the requests of a caller.
 	for _, d := range demands {
-		fmt.Fprintf(sum, "%d:%s %d %s\n", len(d.Key), d.Key, d.N, d.Leave)
+		fmt.Fprintf(sum, "%d:%s %d %s %d:%s\n", len(d.Key), d.Key, d.N, d.Leave, len(d.Flow.Name), d.Flow.Name)
 	}
 	return hex.EncodeToString(sum.Sum(nil))
 }
@@ -137,9 +132,9 @@ func decodeAll(r *Reply, code int64, id string, demands []Demand) (ok bool, repl
 		fits := r.Int()
 		replies[i] = TakeReply{OK: fits == 1, Remaining: r.Int(), Wait: micros(r.Int()), Refilled: r.refilled(),
 			Terms: r.terms()}
-		free := r.Int()
+		paid := r.Int()
 		if code == codeDone {
-			replies[i].Free = free
+			replies[i].Paid = paid
 			replies[i].Repeated = replies[i].Now == 0
 			if replies[i].OK {
 				replies[i].Taken = d.N

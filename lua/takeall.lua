@@ -1,18 +1,18 @@
 -- takeall: tokens of several buckets, all or nothing; with a request id charged once for all calls with the same one.
 --
--- KEYS  per bucket, each once: K, {K}:ctl; and if it is asked for a flow {K}:flows, {K}:use: see division
+-- KEYS  per bucket, each once: K, {K}:ctl; and if it may be divided {K}:flows, {K}:use: see division
 --       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got: see
 --       request
 -- ARGV  1 how many buckets
 --       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
 --         request is remembered from its charge on, at least 1; both '' without a request id
---       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes; for_flow: 1 if it is
---         asked for a flow; flow: its name
--- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, free, ...}: taken from all that fit; the others are
---             in shadow mode, and nothing is taken from them. If it was an earlier call of the same request, left and
---             era are those of then, and wait_us, index, last_us and now_us are 0; pol: the policy's text now; free: of
---             the tokens taken, those for which the flow paid with no right, as in flows; all of an earlier call's
---       {0, fits, left, wait_us, era, index, last_us, now_us, pol, free, ...}: nothing was taken; per bucket whether it
+--       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes; divided: 1 if it may
+--         be divided; flow: for which one they are
+-- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: taken from all that fit; the others are
+--             in shadow mode, and nothing is taken from them. paid: of the tokens taken, those for which the flow paid
+--             with its right; pol: the policy's text now. If it was an earlier call of the same request, left, era and
+--             paid are those of then, and wait_us, index, last_us and now_us are 0
+--       {0, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: nothing was taken; per bucket whether it
 --             fits (1 or 0), and its state; wait_us is 0 if it fits
 --       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
 --       created
@@ -53,12 +53,12 @@ end
 -- again is the answer to a request that was charged before: it got so much.
 local function again(got)
   local reply, b = {1}, 0
-  for fits, left, era in string.gmatch(got, ' ([01]) (%-?%d+) (%d+)') do
+  for fits, left, era, paid in string.gmatch(got, ' ([01]) (%-?%d+) (%d+) (%d+)') do
     local s = {}
     b = b + 1
     local at = buckets[b]
     local pol = policy_text(s, open(s, KEYS[at.ctl]))
-    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, pol, at.n}) do reply[#reply + 1] = v end
+    for _, v in ipairs({fits + 0, left + 0, 0, era + 0, 0, 0, 0, pol, paid + 0}) do reply[#reply + 1] = v end
   end
   return reply
 end
@@ -76,7 +76,7 @@ local function try_flow(at)
   local turn = read_flow(KEYS[at.flows], at.flow)
   if not turn then return turn ~= false end
   local made
-  made, at.free = served(at.use, turn, at.n, 1, at.keep, at.tokens)
+  made, at.paid = served(at.use, turn, at.n, 1, at.keep, at.tokens)
   at.fits = made == at.n
   at.turn = turn
   at.rights = changed_rights()
@@ -97,7 +97,7 @@ for b, at in ipairs(buckets) do
   at.tokens = tokens or 0
   at.keep = least(at.leave, p.capacity)
   at.fits = at.tokens - at.keep >= at.n
-  at.free = 0
+  at.paid = 0
   if at.flows and not try_flow(at) then return {3, at.flows} end
   fit = fit and (at.fits or p.enforcement % 8 >= 4)
 end
@@ -114,8 +114,8 @@ for _, at in ipairs(buckets) do
   end
   if fit and at.fits and at.rights then call('HSET', KEYS[at.flows], unpack(at.rights)) end
   if at.turn and not (fit and at.fits) then count_refused(at.use, at.turn, at.n) end
-  got = got .. format(' %d %d %d', values[1], values[2], s.era)
-  values[9] = at.free
+  values[9] = at.fits and at.paid or 0
+  got = got .. format(' %d %d %d %d', values[1], values[2], s.era, values[9])
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end
 if not fit or not request then return unwritten(KEYS[2], reply) end -- all may be in shadow mode

@@ -25,8 +25,8 @@ var (
 	// ASCII without the space; and for a memory that is out of range.
 	ErrInvalidRequest = errors.New("refiller: invalid request id")
 	// ErrRequestReused is returned for a take whose request id took, or was to
-	// leave, another number of tokens before, or took of one bucket and now of
-	// several. Nothing was taken.
+	// leave, another number of tokens before, or for another flow, or took of one
+	// bucket and now of several. Nothing was taken.
 	ErrRequestReused = errors.New("refiller: request id is in use for another take")
 )
 
@@ -53,11 +53,11 @@ const requestInfix = ":req:"
 // and is not remembered: the request may be made again. Beside Take's errors there are
 // ErrInvalidRequest and ErrRequestReused.
 func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (TakeReply, error) {
-	return TakeOnceFor(ctx, c, key, nil, id, run, memory)
+	return TakeOnceFor(ctx, c, key, Flow{}, id, run, memory)
 }
 
-// TakeOnceFor is TakeOnce for a flow of the bucket; nil for none.
-func TakeOnceFor(ctx context.Context, c Client, key string, flow *string, id string, run policy.Run,
+// TakeOnceFor is TakeOnce for a flow of the bucket. The same id for another flow is ErrRequestReused.
+func TakeOnceFor(ctx context.Context, c Client, key string, flow Flow, id string, run policy.Run,
 	memory time.Duration) (TakeReply, error) {
 	n := run.N * run.Count
 	if _, err := totalOf([]policy.Run{run}); err != nil {
@@ -69,15 +69,14 @@ func TakeOnceFor(ctx context.Context, c Client, key string, flow *string, id str
 	if err := checkRequest(id, memory); err != nil {
 		return TakeReply{}, err
 	}
-	args := append(appendRuns(make([]any, 0, 5), []policy.Run{run}), memory.Milliseconds())
-	keys := []string{TokensKey(key), ControlKey(key), RequestKey(key, id)}
-	keys, args, err := appendFlow(keys, args, key, flow)
-	if err != nil {
+	if err := policy.CheckFlow(flow.Name); err != nil {
 		return TakeReply{}, err
 	}
+	args := append(appendRuns(make([]any, 0, 5), []policy.Run{run}), memory.Milliseconds(), flow.Name)
+	keys := flow.appendKeys([]string{TokensKey(key), ControlKey(key), RequestKey(key, id)}, key)
 	r, code, err := takeOnceScript.ask(ctx, c, keys, args, codeDone, codeDenied, codeReused)
-	if IsTryAgain(err) && flow != nil {
-		return TakeOnce(ctx, c, key, id, run, memory)
+	if IsTryAgain(err) && flow.Divided {
+		return TakeOnceFor(ctx, c, key, Flow{Name: flow.Name}, id, run, memory)
 	}
 	if err != nil {
 		return TakeReply{}, err
@@ -88,22 +87,13 @@ func TakeOnceFor(ctx context.Context, c Client, key string, flow *string, id str
 		reply.Version.Era = r.Int()
 		reply.Repeated = r.Int() == 1
 		reply.Terms = r.terms()
-		reply.Free = r.Int()
+		reply.Paid = r.Int()
 		return reply, r.End()
 	case codeReused:
-		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q didn't ask for %d tokens", ErrRequestReused, id, key, n))
+		return TakeReply{}, r.fail(fmt.Errorf("%w: %q of bucket %q asked for something else than %d tokens for flow %q",
+			ErrRequestReused, id, key, n, flow.Name))
 	}
 	return r.denial()
-}
-
-// appendFlow adds to the keys and arguments of a call what it needs to take from a bucket for a flow, nil for none.
-// Without these the take is made in order of arrival, which is what a call does while a Cluster moves the bucket's slot
-// and the plan is elsewhere.
-func appendFlow(keys []string, args []any, key string, flow *string) ([]string, []any, error) {
-	if flow == nil {
-		return keys, args, nil
-	}
-	return append(keys, FlowsKey(key), UseKey(key)), append(args, *flow), policy.CheckFlow(*flow)
 }
 
 func checkRequest(id string, memory time.Duration) error {

@@ -60,7 +60,7 @@ type Takes struct {
 type RunReply struct {
 	Taken int64         // how many of them were taken: the first ones
 	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
-	Free  int64         // of a flow's: as in TakeReply, the tokens of its last takes
+	Paid  int64         // of a flow's: as in TakeReply, the tokens of its first takes
 }
 
 // TakesReply is the result of the takes of one bucket.
@@ -73,8 +73,9 @@ type TakesReply struct {
 	Schedule string
 	Ended    bool
 	// Of a Whole call.
-	Runs []RunReply // in the order of the call; nil if OK, but for those of flows that took some tokens for free
-	// if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force
+	Runs []RunReply // in the order of the call; nil if OK, but for those of flows that paid for some of the tokens only
+	Paid bool       // if OK and Runs is nil: flows paid for all of the tokens with their rights; otherwise for none
+	// Terms is set if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
 	Refilled
 	// Template crossSlot: the second in which the bucket expires, to be passed to Template.Enter; 0 otherwise

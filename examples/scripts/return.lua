@@ -256,17 +256,20 @@ end
 --   FLOW   used_us weight: a listed flow, which has the right to the time of the clock since used_us
 -- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is for how long a flow saves
 -- its right. floor is what a flow without a right leaves in the bucket. unlisted is what an unlisted flow may ask for
--- in a period and take as if it had a right. most is how many fields {K}:use has, but for those of listed flows. at_us
+-- in a period and take as if it had a right. most is how many fields {K}:use has, but for those of listed flows; teams
+-- have a tenth more, but for those of the plan. at_us
 -- is when the clock was last advanced. era and index are those of the refill that the plan came with. price is the time
 -- of the clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the
 -- price for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
--- {K}:use is a hash of what was asked for in this period, in tokens: by FLOW, or by TEAM/ if there are too many names;
--- and by /!FLOW and /!TEAM/ what of it was denied. Field // is when the period began, in µs.
+-- {K}:use is a hash of what was asked for in this period, in tokens, by FLOW. If there are too many names, it counts by
+-- TEAM/, and if there are too many teams, by the team above, which is / in the end. /!FLOW and /!TEAM/ are what of that
+-- was denied. Field // is when the period began, in µs.
 -- Prices are decimal numbers with a fraction or an exponent. They decide who takes first, never how many tokens there
 -- are.
 local LEAST_SAVED = 5
 local TAKES_SAVED = 4
 local UP_TO_OF_FLOOR = 10
+local MORE_FOR_TEAMS = 1.1
 
 -- What is below belongs to the bucket at hand. A flow and a team are named by their places among the fields that were
 -- read; 1 is no team.
@@ -336,9 +339,20 @@ local function saved(at, n)
   return min(left, max(span, math.ceil(max(LEAST_SAVED, TAKES_SAVED * n) * prices[at])))
 end
 
+-- ask_of_team counts n tokens that a flow asks for by the narrowest of its teams that is counted, as ask does.
+local function ask_of_team(use, narrow, wide, n)
+  local most = MORE_FOR_TEAMS * sub(fields[1], 69, 84) + 1
+  for _, at in ipairs({narrow, wide, 1}) do
+    local field = list[names + at]
+    local asked = call('HINCRBY', use, field, n) - n
+    if asked > 0 or fields[at] or call('HLEN', use) <= most then return field, asked end
+    call('HDEL', use, field)
+  end
+end
+
 -- ask counts n tokens that a flow asks for. It returns the field under which that counts, nil for none, and what was
 -- asked for under it before in this period.
-local function ask(use, flow, narrow, n)
+local function ask(use, flow, narrow, wide, n)
   if uncounted then return nil, 0 end
   local field = list[names + flow]
   local asked = pcall('HINCRBY', use, field, n)
@@ -357,16 +371,15 @@ local function ask(use, flow, narrow, n)
   end
   if counted > sub(fields[1], 69, 84) + 1 and not fields[flow] then
     call('HDEL', use, field)
-    field = list[names + narrow]
-    asked = call('HINCRBY', use, field, n) - n
+    return ask_of_team(use, narrow, wide, n)
   end
   return field, asked
 end
 
 -- serve makes count takes of n tokens for a flow of a bucket that holds tokens, or if n is 0 one of up to count. It
 -- returns how many fit: first, while the flow has a right or asked for little in this period, from all that the bucket
--- holds; then from what it holds above the floor. The second result is how many of them are from above the floor, for
--- which the flow pays nothing. leave is what is to be left. before is what the flow asked for earlier in this period.
+-- holds; then from what it holds above the floor. The second result is how many of them, the first ones, the flow pays
+-- for with its right. leave is what is to be left. before is what the flow asked for earlier in this period.
 local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local each = n > 0 and n or 1
   local at = right(flow, narrow, wide)
@@ -393,9 +406,9 @@ local function serve(flow, narrow, wide, n, count, leave, before, tokens)
     if first == 0 and before == 0 and each <= floor(reserve / 2) then first = 1 end
     if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
   end
-  if first == count then return first, 0 end
-  local free = min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))
-  return first + free, free
+  local paid = at and first or 0
+  if first == count then return first, paid end
+  return first + min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each)), paid
 end
 
 -- changed_rights returns the fields of the rights and their texts, if one was spent; otherwise nil.
@@ -433,7 +446,7 @@ local function read_flow(flows, flow)
   local last = #needed
   local divided, err = read_division(flows, needed, 1, last)
   if err then wrong_type(err) end
-  return divided and {flow = last, narrow = last - 1, wide = last - 2} or divided
+  return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
 end
 
 -- pay_back gives a flow the right to n tokens back, as far as it may save so much.

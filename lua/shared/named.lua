@@ -16,7 +16,7 @@ local function read_flow(flows, flow)
   local last = #needed
   local divided, err = read_division(flows, needed, 1, last)
   if err then wrong_type(err) end
-  return divided and {flow = last, narrow = last - 1, wide = last - 2} or divided
+  return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
 end
 
 -- pay_back gives a flow the right to n tokens back, as far as it may save so much.

@@ -1,8 +1,9 @@
 -- Shared by the scripts of reservations and leases; it follows bucket.
 -- Their KEYS are 1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due.
 -- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
---   1 lease        seq granted clamped, of its last call; and free, as in flows, of what it holds, unless that is 0
---   2 reservation  overrun: 0 clamp, 1 debt; and of a divided bucket free, as in flows, and the flow behind a slash
+--   1 lease        seq granted clamped, of its last call; and free, unless that is 0: of what it holds, the tokens for
+--                  which its flow did not pay
+--   2 reservation  overrun: 0 clamp, 1 debt; and of a divided bucket paid, as in flows, and the flow behind a slash
 --   3 settled      returned clamped void charged owed forgiven: the reply to the settlement
 --   4 run out      overrun void: a reservation whose time ended, and how much of it was void
 -- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
@@ -24,7 +25,7 @@ local function record(raw)
   if #f < 5 then return false end
   -- What follows era depends on the kind.
   return {kind = f[1], n = f[2], ends = f[3], era = f[4], seq = f[5], overrun = f[5], granted = f[6], void = f[6],
-    free = f[1] == LEASE and (f[8] or 0) or f[6], flow = flow, clamped = f[7], settlement = {unpack(f, 5, 10)}}
+    free = f[8] or 0, paid = f[6], flow = flow, clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
 local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ends without a record

@@ -6,15 +6,15 @@
 local SOON = 20 -- the part of an interval after which an overdue plan is read again
 
 -- served counts what is asked for in the turn of a flow and makes the takes that fit into a bucket that holds tokens.
--- It returns the tokens taken, and those of them for which the flow pays nothing. write_rights is to follow.
+-- It returns the tokens taken, and those of them for which the flow pays. write_rights is to follow.
 local function served(use, turn, n, count, leave, tokens)
   turn.n = n
   turn.leave = leave
   local each = max(1, n)
-  local field, before = ask(use, turn.flow, turn.narrow, format('%d', each * count))
+  local field, before = ask(use, turn.flow, turn.narrow, turn.wide, format('%d', each * count))
   turn.field = field
-  local made, free = serve(turn.flow, turn.narrow, turn.wide, n, count, leave, before, tokens)
-  return made * each, free * each
+  local made, paid = serve(turn.flow, turn.narrow, turn.wide, n, count, leave, before, tokens)
+  return made * each, paid * each
 end
 
 -- count_refused counts that of what was asked for in a turn some tokens were denied.

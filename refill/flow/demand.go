@@ -45,10 +45,13 @@ func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 			rate *= hidden
 		}
 		if isTeam(name) {
-			p.teamOf(name).asked += rate
+			t := p.teamOf(name)
+			t.asked += rate
+			t.seen(at)
 			continue
 		}
 		m := p.flowOf(name)
+		m.in.seen(at)
 		m.asked += rate
 		m.last = n
 		m.periods++
@@ -90,7 +93,7 @@ func (p *Planner) weigh(part float64) {
 const forgotten = 0.01
 
 // forget drops the flows that ask for least, so that not too many names remain. What they ask for counts for their
-// teams.
+// teams. As many teams without flows may remain.
 func (p *Planner) forget() {
 	for _, t := range p.teams {
 		least := forgotten * t.level * p.seen
@@ -125,22 +128,33 @@ func (t *team) drop(p *Planner, goes func(*member) bool) {
 	})
 }
 
-// dropTeams drops the teams without members that ask for next to nothing.
+// dropTeams drops the teams without members that ask for next to nothing. If too many remain, it drops those that ask
+// for least.
 func (p *Planner) dropTeams() {
 	empty := make([]*team, 0)
 	for _, t := range p.teams {
-		if len(t.members) == 0 && t.asked < forgotten*forgotten*t.level*p.seen && t != p.root {
+		if len(t.members) == 0 && t != p.root {
 			empty = append(empty, t)
 		}
 	}
-	slices.SortFunc(empty, func(a, b *team) int { return cmp.Compare(a.name, b.name) })
-	for _, t := range empty {
-		up := p.teams[above(t.name)]
-		up.asked += t.asked
-		up.members = slices.DeleteFunc(up.members, func(m *member) bool { return m.team == t })
+	slices.SortFunc(empty, func(a, b *team) int {
+		return cmp.Or(cmp.Compare(b.asked, a.asked), cmp.Compare(a.name, b.name))
+	})
+	gone := map[*team]bool{}
+	above := map[*team]bool{}
+	for i, t := range empty {
+		if i < int(p.flows.Most) && t.asked >= forgotten*forgotten*t.level*p.seen {
+			continue
+		}
+		gone[t] = true
+		above[t.up] = true
+		t.up.asked += t.asked
 		if t.planned {
 			p.dropped = append(p.dropped, t.name)
 		}
 		delete(p.teams, t.name)
+	}
+	for up := range above {
+		up.members = slices.DeleteFunc(up.members, func(m *member) bool { return gone[m.team] })
 	}
 }

@@ -9,8 +9,8 @@ import (
 const (
 	// listedFrom is the part of a flow's right from which on its demand lists it.
 	listedFrom = 0.5
-	// periodsOfListed is in how many periods a flow asked for something before it is listed. Names that are made up for
-	// one take would otherwise fill the list.
+	// periodsOfListed is in how many periods a flow, or a team, asked for something before the plan has it. Names that are
+	// made up for one take would otherwise fill the plan.
 	periodsOfListed = 2
 	// leastRest is the part of a team that its unlisted flows have at least together.
 	leastRest = 0.01
@@ -44,7 +44,7 @@ func (t *team) share(rate, level, demand, unlisted float64) {
 		}
 	}
 	t.rest = 0
-	if demand > listedFrom*rate {
+	if demand > listedFrom*rate && t.periods >= periodsOfListed {
 		t.rest = max(left, leastRest*rate)
 	}
 }

@@ -13,6 +13,7 @@ type member struct {
 	demand float64 // tokens per second
 	listed bool    // it asks for more than half of its part
 	team   *team   // nil for a flow
+	in     *team   // to which it belongs
 
 	// Of a flow.
 	asked   float64 // what it asked for, tokens per second, each at its weight
@@ -24,12 +25,23 @@ type member struct {
 // team is those of a bucket's flows that share a part of it.
 type team struct {
 	name    string
+	up      *team // nil of the root
 	members []*member
 	asked   float64 // the sum of the flows that are counted together, as asked of a member
 	unnamed float64 // their demand
 	level   float64 // tokens per second that a member of weight 1 may have
 	rest    float64 // tokens per second for flows that aren't listed; 0 for no rest
 	planned bool    // the last plan has the team
+	active  int64   // when the last period ended in which its flows asked for something; µs of the server's clock
+	periods int     // in which they did
+}
+
+// seen counts that flows of a team asked for something in the period that ended at an instant, once for each period.
+func (t *team) seen(at int64) {
+	for ; t != nil && (t.active != at || t.periods == 0); t = t.up {
+		t.active = at
+		t.periods++
+	}
 }
 
 // teamOf returns the team of a name, and makes it and those above it.
@@ -37,10 +49,9 @@ func (p *Planner) teamOf(name string) *team {
 	if t := p.teams[name]; t != nil {
 		return t
 	}
-	t := &team{name: name}
+	t := &team{name: name, up: p.teamOf(above(name))}
 	p.teams[name] = t
-	above := p.teamOf(above(name))
-	above.members = append(above.members, &member{name: name, team: t, weight: p.flows.WeightOf(name, above.name)})
+	t.up.members = append(t.up.members, &member{name: name, team: t, in: t.up, weight: p.flows.WeightOf(name, t.up.name)})
 	return t
 }
 
@@ -51,7 +62,7 @@ func (p *Planner) flowOf(name string) *member {
 	}
 	teams := policy.TeamsOf(name)
 	t := p.teamOf(teams[len(teams)-1])
-	m := &member{name: name, weight: p.flows.WeightOf(name, t.name)}
+	m := &member{name: name, in: t, weight: p.flows.WeightOf(name, t.name)}
 	t.members = append(t.members, m)
 	p.known[name] = m
 	return m

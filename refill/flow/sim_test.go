@@ -778,3 +778,31 @@ func TestMoreNamesThanAreDistinguished(t *testing.T) {
 	require.GreaterOrEqual(t, s.total(), 970.)
 	require.GreaterOrEqual(t, s.part("team/"), .6)
 }
+
+// A client that makes up a new team for each take gets more than its part, as with flows. But it does not fill the
+// plan, Redis, or the memory of the refiller.
+func TestTeamsThatAreMadeUp(t *testing.T) {
+	const most = 500
+	s := newSim(t, options{most: most})
+	many(50, "team/quiet", func(n string) { s.asks(n, steady(9), 1) })
+	n := 0
+	largest := 0
+	s.arrivals(steady(20_000), 1, func() {
+		n++
+		s.take([]string{fmt.Sprintf("new%d/user", n), fmt.Sprintf("new%d/a/user", n), fmt.Sprintf("a/new%d/user", n)}[n%3],
+			1, false)
+		if s.division != nil {
+			largest = max(largest, len(s.division.Asked))
+		}
+	})
+	s.run(20 * time.Second)
+	s.bounded()
+	known, listed := s.planner.Counts()
+	planned := len(s.division.Teams)
+	t.Logf("%d names: at most %d counted; %d flows and %d teams known, %d and %d planned; team %.2f/s each", n, largest,
+		known, s.planner.Teams(), listed, planned, s.rateOf("team/"))
+	require.LessOrEqual(t, largest, 2*most*11/10+60, "listed flows and teams of the plan come on top")
+	require.LessOrEqual(t, s.planner.Teams(), 4*most, "each flow has two teams at most")
+	require.LessOrEqual(t, planned, 10)
+	require.GreaterOrEqual(t, s.total(), 970.)
+}

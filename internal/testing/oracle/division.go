@@ -3,6 +3,7 @@ package oracle
 import (
 	"maps"
 	"math"
+	"slices"
 
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -15,7 +16,7 @@ type Division struct {
 	At       int64          // when the clock was last advanced, Unix µs
 	Floor    int64          // what a flow without a right leaves in the bucket
 	Unlisted int64          // what an unlisted flow may ask for in a period and take as if it had a right
-	Most     int64          // entries of Asked and Denied
+	Most     int64          // entries of Asked and Denied, but for listed flows, and a tenth more for teams
 	Span     int64          // µs of the clock: the longest time for which a flow saves its right
 	Since    int64          // when the period of Asked began, Unix µs; 0 if nothing is counted
 	Ends     int64          // when the plan ends, Unix µs
@@ -41,11 +42,12 @@ type TeamPart struct {
 }
 
 const (
-	leastSaved  = 5    // tokens that a flow saves at least
-	takesSaved  = 4    // takes of the size of the present one for which a flow saves at least
-	soon        = 20   // the part of an interval after which an overdue plan is read again
-	upToOfFloor = 10   // the part of the floor that a take of up to so many tokens gets by any right
-	fullAbove   = 1.25 // the clock runs at full speed from a floor, divided by this, on
+	leastSaved   = 5    // tokens that a flow saves at least
+	takesSaved   = 4    // takes of the size of the present one for which a flow saves at least
+	soon         = 20   // the part of an interval after which an overdue plan is read again
+	upToOfFloor  = 10   // the part of the floor that a take of up to so many tokens gets by any right
+	moreForTeams = 1.1  // of Most entries, those up to which teams are counted that the plan doesn't have
+	fullAbove    = 1.25 // the clock runs at full speed from a floor, divided by this, on
 )
 
 // right is the right to take tokens that a flow or a rest has: µs of the clock, and their price.
@@ -88,21 +90,41 @@ func (d *Division) pay(r *right, n int64) {
 	*r.used = d.Clock - r.left
 }
 
-// count adds to what a flow asked for in this period and returns the name under which it counts, and the sum. What
-// doesn't fit counts for the flow's team, unless the flow is listed.
+// count adds to what a flow asked for in this period and returns the name under which it counts, and the sum.
 func (d *Division) count(flow string, n int64) (string, int64) {
 	if d.Since == 0 {
 		return "", n
 	}
-	if _, known := d.Asked[flow]; !known && d.Parts[flow] == nil && int64(len(d.Asked)+len(d.Denied)) >= d.Most {
-		teams := policy.TeamsOf(flow)
-		flow = teams[len(teams)-1]
-	}
+	name := d.counted(flow)
 	if d.Asked == nil {
 		d.Asked = map[string]int64{}
 	}
-	d.Asked[flow] += n
-	return flow, d.Asked[flow]
+	d.Asked[name] += n
+	return name, d.Asked[name]
+}
+
+// counted is the name under which a flow counts: its own, or that of a team if there are too many.
+func (d *Division) counted(flow string) string {
+	if d.Asked[flow] > 0 || d.Parts[flow] != nil || d.entriesBeside(flow) < d.Most {
+		return flow
+	}
+	teams := policy.TeamsOf(flow)
+	slices.Reverse(teams)
+	for _, team := range teams {
+		others := float64(d.entriesBeside(team))
+		if d.Asked[team] > 0 || d.Teams[team] != nil || others+1 <= moreForTeams*float64(d.Most) {
+			return team
+		}
+	}
+	return policy.RootTeam
+}
+
+// entriesBeside is the number of entries, without one for a name that has asked for nothing, which is dropped.
+func (d *Division) entriesBeside(name string) int64 {
+	if d.Asked[name] == 0 {
+		delete(d.Asked, name)
+	}
+	return int64(len(d.Asked) + len(d.Denied))
 }
 
 // deny counts that of what a flow asked for some tokens were denied.
@@ -119,7 +141,7 @@ func (d *Division) deny(name string, n int64) {
 // FlowTaking is what became of a run of takes of a flow.
 type FlowTaking struct {
 	policy.RunTaking
-	Free int64 // tokens taken from above the floor, for which the flow paid nothing
+	Paid int64 // tokens, the first ones, for which the flow paid with its right
 }
 
 // Divided takes runs of tokens, one after the other, from a bucket that is divided. In line, no take of a flow is made
@@ -135,7 +157,7 @@ func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, 
 		if d == nil {
 			taken[i].Taken = inOrder(b, run.Run, closed[run.Flow])
 		} else {
-			names[i], taken[i].Taken, taken[i].Free = byRight(b, d, run, closed[run.Flow])
+			names[i], taken[i].Taken, taken[i].Paid = byRight(b, d, run, closed[run.Flow])
 		}
 		closed[run.Flow] = closed[run.Flow] || inLine && taken[i].Taken < run.Count
 	}
@@ -163,19 +185,19 @@ func fits(count, n, tokens int64) int64 { return min(count, max(0, tokens)/n) }
 
 // byRight takes a run of tokens for a flow: while it has a right, or has asked for little in this period, from all that
 // the bucket holds, and then from what it holds above the floor. It returns the name under which the run was counted,
-// how many takes were made, and how many tokens were free.
-func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken, free int64) {
+// how many takes were made, and for how many tokens the flow paid.
+func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken, paid int64) {
 	name, asked := d.count(run.Flow, run.N*run.Count)
 	if closed {
 		return name, 0, 0
 	}
-	taken, free = served(b, d, run, asked-run.N*run.Count)
-	return name, taken, free
+	taken, paid = served(b, d, run, asked-run.N*run.Count)
+	return name, taken, paid
 }
 
 // served takes a run of tokens for a flow that asked for some before in this period. It returns how many takes were
-// made, and how many tokens were free.
-func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (taken, free int64) {
+// made, and for how many tokens the flow paid.
+func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (taken, paid int64) {
 	keep := leastOf(b, run.Leave)
 	r := d.rightOf(run.Flow, d.sizeOf(run.Run))
 	first := int64(0)
@@ -184,6 +206,7 @@ func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (ta
 		first = fits(min(run.Count, d.lasts(&r, run.Run)), run.N, tokensOf(b)-keep)
 		if first > 0 {
 			d.pay(&r, first*run.N)
+			paid = first * run.N
 		}
 	case r.used == nil:
 		first = fits(d.spared(before, run.Run), run.N, tokensOf(b)-keep)
@@ -191,23 +214,22 @@ func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (ta
 	add(b, -first*run.N)
 	above := fits(run.Count-first, run.N, tokensOf(b)-max(keep, d.Floor))
 	add(b, -above*run.N)
-	return first + above, above * run.N
+	return first + above, paid
 }
 
-// Lend gives a flow's block up to want more tokens. What it is given counts as asked for. The second result is how many
-// of the tokens are free.
-func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, free int64) {
+// Lend gives a flow's block up to want more tokens. What it is given counts as asked for. The second result is for how
+// many of the tokens the flow paid.
+func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, paid int64) {
 	want = min(want, max(0, tokensOf(b))/2)
 	if d == nil || want == 0 {
 		add(b, -want)
 		return want, 0
 	}
 	run := policy.FlowRun{Flow: flow, Run: policy.Run{N: 1, Count: want, UpTo: true}}
-	granted, free = served(b, d, run, d.Asked[flow])
-	if granted > 0 {
-		d.count(flow, granted)
-	}
-	return granted, free
+	_, before := d.count(flow, 0)
+	granted, paid = served(b, d, run, before)
+	d.count(flow, granted)
+	return granted, paid
 }
 
 // Refuse counts a take of n tokens that is not made, though it may fit: another bucket lacks its tokens.
