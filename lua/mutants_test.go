@@ -172,9 +172,10 @@ type suite struct {
 	all         []string
 }
 
-// run runs the tests of the script with a mutant, the cheapest ones first, until one fails. A mutant that is accepted
-// passes all tests on the embedded store, which suffices.
-func (j *job) run(t *testing.T, accepted bool) {
+// run runs the tests of the script with a mutant until one fails: first those that noticed most of its mutants so far,
+// then the others, the cheapest ones first. A mutant that is accepted passes all tests on the embedded store, which
+// suffices.
+func (j *job) run(t *testing.T, accepted bool, first []string) {
 	embedded := slices.Concat(j.suite.quick, j.suite.slow)
 	stages := []struct {
 		name    string
@@ -183,6 +184,7 @@ func (j *job) run(t *testing.T, accepted bool) {
 		atOnce  int
 		timeout time.Duration
 	}{
+		{"quick", first, nil, 1, 2 * time.Minute},
 		{"quick", j.suite.quick, nil, 1, 2 * time.Minute},
 		{"slow", j.suite.slow, nil, 1, 5 * time.Minute},
 		{"server", j.suite.all, embedded, 8, 10 * time.Minute},
@@ -201,6 +203,28 @@ func (j *job) run(t *testing.T, accepted bool) {
 			return
 		}
 	}
+}
+
+// mostFirst is how many tests are tried before the others.
+const mostFirst = 3
+
+// successes are how many mutants of a script each of its tests noticed, by the test's pattern.
+type successes map[string]int
+
+// count counts the test that noticed a mutant, if it runs on the embedded store.
+func (s successes) count(j *job) {
+	test, _, _ := strings.Cut(strings.TrimPrefix(j.noticed, "--- FAIL: "), "/")
+	for _, pattern := range slices.Concat(j.suite.quick, j.suite.slow) {
+		if strings.HasPrefix(pattern, "^"+test+"$") {
+			s[pattern]++
+		}
+	}
+}
+
+// best returns the tests that noticed most mutants.
+func (s successes) best() []string {
+	patterns := slices.SortedFunc(maps.Keys(s), func(a, b string) int { return cmp.Or(s[b]-s[a], cmp.Compare(a, b)) })
+	return patterns[:min(len(patterns), mostFirst)]
 }
 
 var failedTest = regexp.MustCompile(`(?m)--- FAIL: \S+|^panic: .*`)
@@ -226,13 +250,24 @@ func runAll(t *testing.T, jobs []job, accepted map[string]string, done func(*job
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	next := make(chan *job)
+	noticed := map[string]successes{} // by script
+	for _, j := range jobs {
+		noticed[j.script] = successes{}
+	}
+	work := func(j *job) {
+		mu.Lock()
+		first := noticed[j.script].best()
+		mu.Unlock()
+		j.run(t, accepted[j.Name] != "", first)
+		mu.Lock()
+		defer mu.Unlock()
+		noticed[j.script].count(j)
+		done(j)
+	}
 	for range max(1, runtime.NumCPU()) {
 		workers.Go(func() {
 			for j := range next {
-				j.run(t, accepted[j.Name] != "")
-				mu.Lock()
-				done(j)
-				mu.Unlock()
+				work(j)
 			}
 		})
 	}

@@ -43,7 +43,8 @@ if turn == false then return {3, 6} end
 local swept = s.due > 0 and s.due <= now
 local tokens = end_due(s, p, before, now, SWEPT)
 local keep = least(ARGV[5], p.capacity)
-local fits, paid = tokens - keep >= n, 0
+local fits = tokens - keep >= n
+local paid
 if turn then
   local made
   made, paid = served(KEYS[7], turn, n, 1, keep, tokens)

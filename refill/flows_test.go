@@ -57,3 +57,16 @@ func TestAReplicaForgetsWhatOthersHaveReadSince(t *testing.T) {
 	d.apply(policy.Version{Era: 1, Index: 70}, at-hour, &lua.PlanResult{Stale: true})
 	require.False(t, d.next.Kept, "a clock that was set back")
 }
+
+// A replica with an older file may win refills. It leaves the plan to those whose policy is in force.
+func TestOnlyReplicasWhosePolicyIsInForcePlan(t *testing.T) {
+	t.Parallel()
+	d, _ := observed()
+	older := policy.Terms{Fence: policy.Fence{Epoch: 1}}
+	later := policy.Terms{Fence: policy.Fence{Epoch: 2}}
+	r := &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied, Fence: later.Fence}}
+	require.False(t, d.planned(&older, r))
+	require.True(t, d.planned(&later, r))
+	r.Differs = true
+	require.False(t, d.planned(&later, r), "another file of the same version")
+}
