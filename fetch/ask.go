@@ -78,7 +78,8 @@ type group struct {
 	// opensFirst, with byFlow, is set for a template's bucket that may be missing or full: a call opens it before the
 	// takes.
 	opensFirst bool
-	// slotMoves: the group is in a call of its own, with only the keys that exist with the bucket.
+	// slotMoves: the group is in a call of its own, with only the keys that exist with the bucket. The server may lack the
+	// keys of its plan.
 	slotMoves bool
 
 	// Of a budget.
@@ -97,6 +98,25 @@ func (g *group) fits(a *ask) bool {
 		return false
 	}
 	return !g.inLine && a.line == nil && g.total > 0 && a.total() > 0 && a.total() <= policy.MaxTokens-g.total
+}
+
+// opens reports whether the next call only opens the bucket.
+func (g *group) opens() bool { return g.byFlow && g.opensFirst && !g.slotMoves }
+
+// words returns what a call of takes that don't name their flows asks for.
+func (g *group) words() lua.Takes {
+	words := g.kind.takes(g)
+	words.Hold = g.hold
+	if g.opens() {
+		words.Whole = true
+		words.Terms = true
+		return words
+	}
+	words.Runs = g.runs
+	words.InLine = g.inLine
+	words.Whole = g.whole || asBudget(g.kind) != nil // the tokens alone don't show which steps of a budget are due
+	words.Terms = g.whole
+	return words
 }
 
 // byFlows returns the group's takes with their flows.

@@ -13,7 +13,8 @@ import (
 )
 
 // trip makes the round trips for a batch. A pool keeps used trips with their groups and script calls. Otherwise a
-// single take makes 32 allocations in place of 15, and costs a tenth more processor time.
+// single take makes 30 allocations in place of 12, and 64 goroutines that take from 10,000 buckets get two thirds of the
+// tokens.
 type trip struct {
 	c         *Client
 	s         *node
@@ -27,10 +28,7 @@ type trip struct {
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
 	text      bool // the server doesn't know a script
-
-	entries []entry
-	freeG   []*group      // groups to use again
-	freeC   []*scriptCall // script calls to use again
+	entries   []entry
 }
 
 // place identifies the groups that may share a script call. They have the same slot (all buckets of a single server
@@ -93,11 +91,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 		if g != nil { // asked with all keys it is answered at once, so the next part can't overtake it
 			part, g.whole = g.part+1, true
 		}
-		if n := len(t.freeG); n > 0 {
-			g, t.freeG = t.freeG[n-1], t.freeG[:n-1]
-		} else {
-			g = &group{}
-		}
+		t.groups, g = extend(t.groups)
 		g.key = r.Body.key
 		g.kind = r.Body.kind
 		g.info = r.Body.info
@@ -108,15 +102,13 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.part, g.isolated = part, r.Body.bucket.refused.holds(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
 		g.slotMoves = t.c.nodes.moving(g.slot).holds(time.Now())
-		t.groups = append(t.groups, g)
 		t.last[r.Body.key] = g
 	}
 	g.add(r)
 }
 
-// place puts the groups that aren't done into script calls.
+// place puts the groups that aren't done into script calls, and makes the commands of the calls.
 func (t *trip) place() {
-	t.freeC = append(t.freeC, t.calls...)
 	t.calls = t.calls[:0]
 	clear(t.places)
 	for _, g := range t.groups {
@@ -128,62 +120,50 @@ func (t *trip) place() {
 			t.cmds = append(t.cmds, g.override)
 			continue
 		}
-		words := g.kind.takes(g)
-		isolated := g.isolated || g.slotMoves || words.Lazy != nil
-		byFlow := g.byFlow && !g.slotMoves               // while the slot moves, the server may lack the keys of the plan
-		words.Whole = g.whole || asBudget(g.kind) != nil // the tokens alone don't show which steps of a budget are due
-		opens := byFlow && g.opensFirst
-		byFlow = byFlow && !opens
-		at := place{g.slot, g.part, words.Whole || opens, byFlow}
-		call := t.places[at]
-		if call == nil || isolated || len(call.groups) == mostBuckets {
-			call = t.call()
-			if !isolated {
-				t.places[at] = call
-			}
-		}
-		call.byFlow = byFlow
-		if byFlow {
-			call.groups, call.shares = append(call.groups, g), append(call.shares, g.byFlows())
-			continue
-		}
-		words.Runs = g.runs
-		words.InLine = g.inLine
-		words.Hold = g.hold
-		words.Terms = g.whole
-		if opens {
-			words.Runs, words.InLine = nil, false
-			words.Whole, words.Terms = true, true
-		}
-		call.groups, call.words = append(call.groups, g), append(call.words, words)
+		t.join(g)
 	}
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
 	for _, call := range t.calls {
-		var err error
-		call.text = t.text || !call.lazy() && !call.loaded(t.s).Load()
-		call.cmd, err = call.command(t.ctx)
-		if err != nil {
-			for _, g := range call.groups {
-				t.answer(g, lua.TakesReply{Err: err})
-			}
-			continue
-		}
-		t.cmds = append(t.cmds, call.cmd)
+		t.command(call)
 	}
 }
 
-func (t *trip) call() *scriptCall {
-	if len(t.freeC) == 0 {
-		t.freeC = append(t.freeC, &scriptCall{})
+// join adds a group to a script call.
+func (t *trip) join(g *group) {
+	words := g.words()
+	isolated := g.isolated || g.slotMoves || words.Lazy != nil
+	at := place{g.slot, g.part, words.Whole, g.byFlow && !g.opens() && !g.slotMoves}
+	call := t.places[at]
+	if call == nil || isolated || len(call.groups) == mostBuckets {
+		t.calls, call = extend(t.calls)
+		call.groups = call.groups[:0]
+		call.words = call.words[:0]
+		call.shares = call.shares[:0]
+		call.byFlow = at.byFlow
+		if !isolated {
+			t.places[at] = call
+		}
 	}
-	last := len(t.freeC) - 1
-	call := t.freeC[last]
-	t.freeC = t.freeC[:last]
-	call.groups, call.words = call.groups[:0], call.words[:0]
-	call.shares = call.shares[:0]
-	call.byFlow = false
-	t.calls = append(t.calls, call)
-	return call
+	call.groups = append(call.groups, g)
+	if call.byFlow {
+		call.shares = append(call.shares, g.byFlows())
+	} else {
+		call.words = append(call.words, words)
+	}
+}
+
+// command makes the command of a call.
+func (t *trip) command(call *scriptCall) {
+	var err error
+	call.text = t.text || !call.lazy() && !call.loaded(t.s).Load()
+	call.cmd, err = call.command(t.ctx)
+	if err == nil {
+		t.cmds = append(t.cmds, call.cmd)
+		return
+	}
+	for _, g := range call.groups {
+		t.answer(g, lua.TakesReply{Err: err})
+	}
 }
 
 // answerCommands ends the requests of commands that were answered.
@@ -241,7 +221,6 @@ func (t *trip) free() {
 		clear(g.asks)
 		*g = group{asks: g.asks[:0], runs: g.runs[:0], flows: g.flows[:0]}
 	}
-	t.freeG, t.freeC = append(t.freeG, t.groups...), append(t.freeC, t.calls...)
 	clear(t.unclaimed)
 	clear(t.last)
 	t.groups = t.groups[:0]
@@ -254,4 +233,14 @@ func (t *trip) free() {
 	t.ctx = nil
 	t.text = false
 	trips.Put(t)
+}
+
+// extend lengthens a list by an element, the one that was there before the list was cut short if there is one.
+func extend[T any](list []*T) (longer []*T, last *T) {
+	if len(list) == cap(list) || list[:len(list)+1][len(list)] == nil {
+		last = new(T)
+		return append(list, last), last
+	}
+	longer = list[:len(list)+1]
+	return longer, longer[len(list)]
 }

@@ -65,8 +65,6 @@ type Queue[T any] struct {
 	timer       *time.Timer   // calls tick
 	at          time.Time     // when the timer fires; zero: it doesn't
 	stalled     time.Duration // for how long this process did not run while callers waited, in total
-	jobs        chan *call[T] // to workers that are idle
-	workers     int
 	probing     bool
 	closed      bool
 	quit        chan struct{} // closed when the queue is
@@ -75,7 +73,7 @@ type Queue[T any] struct {
 
 // NewQueue makes a Queue of at most most calls at once, which are evidence for the breaker unless that is nil.
 func NewQueue[T any](send Sender[T], most int, breaker *Breaker, express *Express[T]) *Queue[T] {
-	q := &Queue[T]{send: send, most: most, breaker: breaker, express: express, jobs: make(chan *call[T]),
+	q := &Queue[T]{send: send, most: most, breaker: breaker, express: express,
 		quit: make(chan struct{}), drained: make(chan struct{})}
 	q.requests.New = func() any { return &Request[T]{signal: make(chan struct{}, 1)} }
 	q.timer = time.AfterFunc(time.Hour, q.tick)
@@ -124,7 +122,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 		return q.result(ctx, r)
 	}
 	if c != nil {
-		q.start(c)
+		go q.work(c)
 	}
 	q.mu.Unlock()
 	return q.wait(ctx, r)
@@ -303,7 +301,7 @@ func (q *Queue[T]) forget() {
 
 // settle ends a closed queue when it is empty. The lock is held.
 func (q *Queue[T]) settle() {
-	if !q.closed || q.first != nil || len(q.calls) > 0 || q.workers > 0 || q.probing {
+	if !q.closed || q.first != nil || len(q.calls) > 0 || q.probing {
 		return
 	}
 	select {

@@ -28,7 +28,7 @@ func (q *Queue[T]) tick() {
 		q.pop()
 	}
 	if c := q.depart(now); c != nil {
-		q.start(c)
+		go q.work(c)
 	}
 	if !q.due.IsZero() && !now.Before(q.due) {
 		q.expire(now)

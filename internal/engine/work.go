@@ -6,41 +6,13 @@ import (
 	"time"
 )
 
-// linger is how long an idle worker stays: a new one has to grow its stack.
-const linger = time.Second
-
-// start has a call made, by a worker that is idle if there is one. The lock is held.
-func (q *Queue[T]) start(c *call[T]) {
-	select {
-	case q.jobs <- c:
-	default:
-		q.workers++
-		go q.work(c)
-	}
-}
-
-// work makes a call, and further ones until there have been none for a while.
+// work makes a call, and then further ones as long as one may depart. A goroutine for each call costs no more than idle
+// ones that wait for the next call.
 func (q *Queue[T]) work(c *call[T]) {
-	timer := time.NewTimer(linger)
-	defer timer.Stop()
-	for {
-		for c != nil {
-			err := q.send(c.ctx, c.batch)
-			runtime.Gosched() // those who were answered may ask again, and go along
-			c = q.next(c, err)
-		}
-		timer.Reset(linger)
-		select {
-		case c = <-q.jobs:
-			continue
-		case <-timer.C:
-		case <-q.quit:
-		}
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.workers--
-		q.settle()
-		return
+	for c != nil {
+		err := q.send(c.ctx, c.batch)
+		runtime.Gosched() // those who were answered may ask again, and go along
+		c = q.next(c, err)
 	}
 }
 
@@ -74,9 +46,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	}
 	c = q.next(c, err)
 	if c != nil {
-		q.mu.Lock()
-		defer q.mu.Unlock()
-		q.start(c)
+		go q.work(c)
 	}
 }
 
