@@ -3,8 +3,8 @@
 // A [Queue] sends calls to one server. A caller adds its [Request] and waits. Calls depart by one rule: when no call is
 // under way, or a millisecond after the last departure, up to a number at once. A call takes along all waiting
 // requests. So over a loopback there is one call at a time, over a round trip of 20 ms there are about twenty, and no
-// request waits for others for longer than that millisecond. A goroutine of the Queue makes a call, and then the next one
-// if that may depart. If the round trip is short, the caller of a lone request makes the call itself ([Express]).
+// request waits for others for longer than that millisecond. A goroutine of the Queue makes a call, and then the next
+// one if that may depart. If the round trip is short, the caller of a lone request makes the call itself ([Express]).
 //
 // # Time
 //
