@@ -13,8 +13,8 @@ import (
 )
 
 // trip makes the round trips for a batch. A pool keeps used trips with their groups and script calls. Otherwise a
-// single take makes 30 allocations in place of 12, and 64 goroutines that take from 10,000 buckets get two thirds of
-// the tokens.
+// single take makes 30 allocations in place of 12, and 64 goroutines that take from 10,000 buckets get about 0.7
+// times as many tokens.
 type trip struct {
 	c         *Client
 	s         *node
