@@ -34,18 +34,7 @@ type poolRecipe struct {
 // TestRecipesOfPoolsRunAsPrinted runs every block of docs/pools.md that is marked "recipe", with real regions.
 func TestRecipesOfPoolsRunAsPrinted(t *testing.T) {
 	t.Parallel()
-	page, err := os.ReadFile("../../docs/pools.md")
-	require.NoError(t, err)
-	sections := map[string][]block{}
-	for _, part := range strings.Split("\n"+string(page), "\n#")[1:] {
-		heading, text, _ := strings.Cut(strings.TrimLeft(part, "# "), "\n")
-		blocks, err := parseBlocks(text)
-		require.NoError(t, err, heading)
-		blocks = slices.DeleteFunc(blocks, func(b block) bool { return !b.has("recipe") })
-		if len(blocks) > 0 {
-			sections[heading] = blocks
-		}
-	}
+	sections := recipeBlocks(t)
 	played := 0
 	for _, chain := range poolRecipes {
 		for _, one := range chain {
@@ -63,6 +52,24 @@ func TestRecipesOfPoolsRunAsPrinted(t *testing.T) {
 		})
 	}
 	require.Len(t, sections, played, "there is a recipe that this test doesn't play")
+}
+
+// recipeBlocks returns the blocks of docs/pools.md that are marked "recipe", by heading.
+func recipeBlocks(t *testing.T) map[string][]block {
+	t.Helper()
+	page, err := os.ReadFile("../../docs/pools.md")
+	require.NoError(t, err)
+	sections := map[string][]block{}
+	for _, part := range strings.Split("\n"+string(page), "\n#")[1:] {
+		heading, text, _ := strings.Cut(strings.TrimLeft(part, "# "), "\n")
+		blocks, err := parseBlocks(text)
+		require.NoError(t, err, heading)
+		blocks = slices.DeleteFunc(blocks, func(b block) bool { return !b.has("recipe") })
+		if len(blocks) > 0 {
+			sections[heading] = blocks
+		}
+	}
+	return sections
 }
 
 // recipePatience is how long a recipe waits for what the page promises. The machine may be busy.
@@ -337,6 +344,7 @@ func grantRights(w *recipe) {
 	w.served(us)
 	w.operate(us)
 	w.refuses("us", "pools/lead/1", "pools/epoch", "pools/share/us", "pools/rep/eu", "regions/eu/lead/1")
+	w.refuses("eu", "pools/fence/us", "pools/rep/us", "regions/us/lead/1", "regions/eu/config")
 	leaders, err := admin.Get(w.t.Context(), "/refiller/pools/lead/", clientv3.WithPrefix())
 	require.NoError(w.t, err)
 	require.Len(w.t, leaders.Kvs, 1)
@@ -359,9 +367,7 @@ func (w *recipe) operate(r *recipeRegion) {
 
 // refuses checks that etcd lets a user write none of these keys.
 func (w *recipe) refuses(user string, keys ...string) {
-	client, err := clientv3.New(clientv3.Config{Endpoints: w.etcd.Endpoints(), Username: user, Password: password})
-	require.NoError(w.t, err)
-	w.t.Cleanup(func() { _ = client.Close() })
+	client := clientOf(w.t, w.etcd, user)
 	for _, key := range keys {
 		_, err := client.Put(w.t.Context(), "/refiller/"+key, "1")
 		require.ErrorContains(w.t, err, "permission denied", key)
@@ -371,8 +377,6 @@ func (w *recipe) refuses(user string, keys ...string) {
 // administer does what an etcdctl command says, as etcd's administrator. Users get the password that etcdctl asks for.
 func administer(t *testing.T, admin *clientv3.Client, words []string) {
 	t.Helper()
-	prefix := slices.Contains(words, "--prefix=true")
-	words = slices.DeleteFunc(words, func(word string) bool { return word == "--prefix=true" })
 	require.GreaterOrEqual(t, len(words), 4, words)
 	args := words[3:]
 	var err error
@@ -384,15 +388,7 @@ func administer(t *testing.T, admin *clientv3.Client, words []string) {
 	case "etcdctl user grant-role":
 		_, err = admin.UserGrantRole(t.Context(), args[0], args[1])
 	case "etcdctl role grant-permission":
-		end := ""
-		if prefix {
-			end = clientv3.GetPrefixRangeEnd(args[2])
-		}
-		may, ok := map[string]clientv3.PermissionType{
-			"read": clientv3.PermissionType(clientv3.PermRead), "readwrite": clientv3.PermissionType(clientv3.PermReadWrite),
-		}[args[1]]
-		require.True(t, ok, words)
-		_, err = admin.RoleGrantPermission(t.Context(), args[0], args[2], end, may)
+		parseRight(t, args).grant(t, admin)
 	default:
 		t.Fatalf("no command of etcdctl that this test knows: %v", words)
 	}
