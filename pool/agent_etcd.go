@@ -52,10 +52,8 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 	}
 	a.setState(func(s *AgentState) { s.Cut, a.revision = "", revision })
 	for _, e := range append(entries, allRead) {
-		select {
-		case events <- e:
-		case <-ctx.Done():
-			return ctx.Err()
+		if err := send(ctx, events, e); err != nil {
+			return err
 		}
 	}
 	timing.Signal(a.changed) // ours may be later than what was read
@@ -70,7 +68,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 		case <-a.rewound:
 			return errRewound
 		case <-again.C:
-			wg.Go(func() { a.recheck(ctx) })
+			wg.Go(func() { a.recheck(ctx, events) })
 		case <-a.changed:
 			if err := a.propose(ctx); err != nil {
 				return err // all is read and proposed again
@@ -90,22 +88,13 @@ func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 	return config, err
 }
 
-// recheck has the newest settings that this agent knows proposed again if those in etcd are older or were deleted. No
+// recheck applies the settings in etcd again, so that newer ones are proposed if those are older or were deleted. No
 // event reports that of an etcd that was restored while this region was cut off, and whose revisions are past those
 // that were seen.
-func (a *Agent) recheck(ctx context.Context) {
+func (a *Agent) recheck(ctx context.Context, events chan<- entry) {
 	config, err := a.inEtcd(ctx)
-	if err != nil {
-		return
-	}
-	theirs := noSettings
-	if config.revision > 0 {
-		theirs, err = decodeSettings(config.value)
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err == nil && theirs.Version < max(a.settings.Version, a.newest.Version) {
-		timing.Signal(a.changed)
+	if err == nil {
+		_ = send(ctx, events, entry{configKey, config.value, config.revision, config.revision == 0})
 	}
 }
 

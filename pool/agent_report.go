@@ -18,20 +18,23 @@ import (
 // bucket isn't a pool's.
 func (a *Agent) pools() []string {
 	names := map[string]bool{}
+	add := func(name string, is bool) {
+		if is {
+			names[name] = true
+		}
+	}
 	a.mu.Lock()
 	for _, p := range a.settings.Pools {
-		names[p.Name] = p.Has(a.region)
+		add(p.Name, p.Has(a.region))
 	}
 	a.mu.Unlock()
 	for name, b := range a.known {
-		names[name] = names[name] || b.offered && !isRetired(b.terms)
+		add(name, b.offered && !isRetired(b.terms))
 	}
-	for _, more := range []map[string]bool{a.named, a.shared} {
-		for name, is := range more {
-			names[name] = names[name] || is
-		}
+	for name, has := range a.named {
+		add(name, has)
 	}
-	maps.DeleteFunc(names, func(_ string, is bool) bool { return !is })
+	maps.Copy(names, a.shared)
 	return slices.Sorted(maps.Keys(names))
 }
 

@@ -22,9 +22,7 @@ func (c *claim) add(u unit, t policy.Terms) {
 
 // claims are what the region may be using, and what is recorded of that.
 func (a *account) claims(u unit) (inForce, recorded claim) {
-	for _, o := range a.offers {
-		inForce.add(u, o.known())
-	}
+	inForce = a.offered(u)
 	for _, t := range a.recorded {
 		recorded.add(u, t)
 	}
@@ -39,12 +37,18 @@ func (a *account) claims(u unit) (inForce, recorded claim) {
 	return inForce, recorded
 }
 
-// keeps is the part of its claim that a live region may be offered again: what it was offered here, and what its own
-// ticket shows in force.
-func (a *account) keeps(u unit) (c claim) {
+// offered is the most that the region may be using of what it was offered here.
+func (a *account) offered(u unit) (c claim) {
 	for _, o := range a.offers {
 		c.add(u, o.known())
 	}
+	return c
+}
+
+// keeps is the part of its claim that a live region may be offered again: what it was offered here, and what its own
+// ticket shows in force.
+func (a *account) keeps(u unit) claim {
+	c := a.offered(u)
 	if a.shown != nil {
 		c.rate, c.capacity = max(c.rate, a.ticket.rate(u)), max(c.capacity, a.ticket.terms.Capacity)
 	}

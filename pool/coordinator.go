@@ -54,7 +54,6 @@ type CoordinatorStats struct {
 	Refused int64 // transactions that were not, since a key had changed
 	Errors  int64 // requests to etcd that failed
 	Writes  int64 // shares written
-	Plans   int64 // rounds of planning, of one pool each
 	// TooLarge counts the shares that were not written because etcd would have refused them.
 	TooLarge int64
 	Unread   int // records that can't be read: until they can, shares are renewed as they are and no region gets more

@@ -76,10 +76,8 @@ func (r *etcdRegistry) follow(ctx context.Context, to chan<- entry, key string, 
 			if strings.HasPrefix(e.key, leaderKeys) {
 				continue
 			}
-			select {
-			case to <- e:
-			case <-ctx.Done():
-				return ctx.Err()
+			if err := send(ctx, to, e); err != nil {
+				return err
 			}
 		}
 	}

@@ -106,6 +106,9 @@ func (l *ledger) account(region string) *account {
 func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.Time) {
 	a := l.account(region)
 	a.recorded = g.terms
+	if l.unit.per == 1 {
+		l.unit.per = g.terms[0].Per // the pool had left the configuration before this ledger was made
+	}
 	if _, configured := l.parts[region]; configured && g.since == a.since {
 		a.joined, l.doubted = a.joined || g.joined, l.doubted || g.open && !l.open
 		l.open = l.open || g.open

@@ -15,6 +15,7 @@ type planInput struct {
 	// incomplete: the history in etcd isn't the whole one, so that what isn't claimed here may be in use all the same.
 	// No region gets more than its own ticket shows in force.
 	incomplete bool
+	frozen     bool                // a record that a plan needs can't be read
 	nextFence  func() policy.Fence // gives each offer its place in the order
 }
 
@@ -30,9 +31,15 @@ type member struct {
 }
 
 // plan decides what each region is offered now, and returns the regions whose share is to be written.
-func (l *ledger) plan(m planInput) []string {
+func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	l.dirty, l.wake = false, time.Time{}
-	changed := l.settle(m)
+	switch {
+	case l.doubted:
+		return l.judge(m)
+	case m.frozen:
+		return l.renew(m)
+	}
+	changed = l.settle(m)
 	if l.pool != nil && !l.open && len(l.waits()) == 0 {
 		l.open = true
 		for region := range l.accounts {
@@ -52,13 +59,18 @@ func (l *ledger) plan(m planInput) []string {
 		}
 		room -= max(0, capacity-s.capacity)
 		if t, ok := l.offer(s, capacity, m.timing); ok {
-			t.Fence = m.nextFence()
-			s.account.add(offer{terms: t, until: s.reported.Add(hold(m.timing.Lease))}, m.now)
+			s.give(t, m)
 			changed[s.region] = true
 			l.wakeFor(s.account, m)
 		}
 	}
-	return slices.Sorted(maps.Keys(changed))
+	return changed
+}
+
+// give offers the region terms in answer to its last report.
+func (a *account) give(t policy.Terms, m planInput) {
+	t.Fence = m.nextFence()
+	a.add(offer{terms: t, until: a.reported.Add(hold(m.timing.Lease))}, m.now)
 }
 
 // settle brings the accounts up to date: what has ended, who has left, what etcd should no longer record.
@@ -158,11 +170,10 @@ func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 	return most
 }
 
-// renew replaces plan while a record that a plan needs can't be read: a live region keeps its rate as long as no other
+// renew is the plan while a record that a plan needs can't be read: a live region keeps its rate as long as no other
 // region can have got it, no region gets more, and nothing is taken away.
-func (l *ledger) renew(m planInput) []string {
-	l.dirty, l.wake = false, time.Time{}
-	var changed []string
+func (l *ledger) renew(m planInput) (changed map[string]bool) {
+	changed = map[string]bool{}
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
 		a := l.accounts[region]
 		a.lapse(m.now)
@@ -173,9 +184,8 @@ func (l *ledger) renew(m planInput) []string {
 			inForce := !newest.void && t.GrantEra != 0 && t.GrantEra == ticket.era
 			within := !m.incomplete || t.GrantTokens <= max(t.Tokens, ticket.rate(unit{policy.MaxTokens, t.Per}))
 			if inForce && within && t.GrantEnd-newest.terms.GrantEnd >= (m.timing.Report/2).Microseconds() {
-				t.Fence = m.nextFence()
-				a.add(offer{terms: t, until: a.reported.Add(hold(m.timing.Lease))}, m.now)
-				changed = append(changed, region)
+				a.give(t, m)
+				changed[region] = true
 			}
 		}
 		l.wakeFor(a, m)
@@ -210,9 +220,7 @@ func (l *ledger) wakeFor(a *account, m planInput) {
 // the configuration, claims what it had until it has acknowledged.
 func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool) {
 	if t := a.newest(); t == nil || !isRetired(*t) || a.outranked() || configured && !a.asked() {
-		t := l.terms(0, 0, 1)
-		t.Fence = m.nextFence()
-		a.add(offer{terms: t}, m.now)
+		a.give(l.terms(0, 0, 1), m)
 		changed = true
 	}
 	if a.declared == fenced && len(a.offers) > 1 {

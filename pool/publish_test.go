@@ -81,6 +81,19 @@ func TestUnacknowledgedOffersAreMergedAcrossUnits(t *testing.T) {
 	require.LessOrEqual(t, claimed.rate, most.rate+6, "but for the rounding of a conversion for each change of the unit")
 }
 
+// A coordinator that begins after a pool was removed counts what the regions may still be using of it.
+func TestTheClaimOfARemovedPoolIsCounted(t *testing.T) {
+	t.Parallel()
+	terms := termsOf(7, 3, 100, 1_000_000, time.Second)
+	terms.Fence = policy.Fence{Epoch: 1, Seq: 1}
+	terms.GrantEra = 9
+	g := grants{terms: []policy.Terms{terms}, joined: true, open: true}
+	text := g.append(shareHead(time.Second), &table{}, "payments")
+	term := newTerm(newCoordinator(nil, DefaultTiming(), nil), leadership{revision: 1})
+	require.NoError(t, term.applyShare("eu", entry{key: shareKeys + "eu", value: string(text), revision: 5}, time.Now()))
+	require.InDelta(t, 7, term.ledgers["payments"].sum().Claimed, 1e-9)
+}
+
 func TestAFenceGivesARegionNoPartInOtherPools(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")

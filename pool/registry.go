@@ -28,6 +28,16 @@ type entry struct {
 	deleted  bool
 }
 
+// send sends an entry, unless ctx ends.
+func send(ctx context.Context, to chan<- entry, e entry) error {
+	select {
+	case to <- e:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
 // under cuts a leading prefix from the key.
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 

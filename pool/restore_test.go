@@ -111,6 +111,7 @@ func TestRecordsAboveTheRateGiveNoRegionMore(t *testing.T) {
 	}
 	report(0)
 	report(1000)
+	l.doubted = false
 	l.plan(m)
 	require.Equal(t, 100*perSecond, l.accounts["eu"].newest().GrantTokens)
 }

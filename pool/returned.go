@@ -1,11 +1,5 @@
 package pool
 
-import (
-	"maps"
-	"slices"
-	"time"
-)
-
 // An etcd can come back after its regions have moved to another one. Its grants have ended by then. So a coordinator
 // that finds an open pool doubts it until a region shows a grant that has not ended. A pool without such a region is
 // closed, until each region that is silent has acknowledged it again or is fenced.
@@ -18,38 +12,34 @@ func (l *ledger) continues(a *account, t ticket) {
 	}
 }
 
-// judge replaces plan while the pool is doubted. It offers nothing: an offer would show the next coordinator a grant
-// that has not ended. Once all living regions have had time to report, it closes the pool if a region is silent. It
-// returns the regions whose share is to be written.
-func (l *ledger) judge(m planInput) (changed []string) {
-	l.dirty, l.wake = false, time.Time{}
+// judge is the plan while the pool is doubted. It offers nothing: an offer would show the next coordinator a grant that
+// has not ended. Once all living regions have had time to report, it closes the pool if a region is silent.
+func (l *ledger) judge(m planInput) (changed map[string]bool) {
 	if m.incomplete {
 		return nil
 	}
 	l.dirty, l.doubted = true, false // the next plan makes offers
+	changed = map[string]bool{}
 	for region, a := range l.accounts {
 		_, configured := l.parts[region]
 		if configured && a.reported.IsZero() && !a.left() {
 			a.forget()
 			l.open = false
 		}
+		changed[region] = true
 	}
-	if !l.open {
-		changed = slices.Sorted(maps.Keys(l.accounts))
+	if l.open {
+		return nil
 	}
 	return changed
 }
 
-// judge returns the function that replaces the plan of a doubted pool. It logs the first pool that it closes.
-func (t *term) judge(l *ledger) func(planInput) []string {
-	return func(m planInput) []string {
-		changed := l.judge(m)
-		if waits := l.waits(); len(waits) > 0 && !t.closed {
-			t.closed = true
-			t.log.Error("all grants had ended before this replica became the coordinator: no region gets more than its floor "+
-				"until these regions report or are fenced; are they using another etcd?", "pool", l.name, "regions", waits)
-		}
-		return changed
+// logClosed logs the first pool that was doubted and is closed.
+func (t *term) logClosed(l *ledger) {
+	if waits := l.waits(); len(waits) > 0 && !t.closed {
+		t.closed = true
+		t.log.Error("all grants had ended before this replica became the coordinator: no region gets more than its floor "+
+			"until these regions report or are fenced; are they using another etcd?", "pool", l.name, "regions", waits)
 	}
 }
 

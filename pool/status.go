@@ -171,53 +171,55 @@ func readStatus(ctx context.Context, r registry) (Status, int64, error) {
 
 // status returns the status of a pool.
 func (rec records) status(p Pool) PoolStatus {
-	out := PoolStatus{Name: p.Name, Regions: []RegionStatus{}}
-	regions, l := map[string]RegionStatus{}, newLedger(p.Name)
-	if len(p.Regions) > 0 {
-		l.configure(&p)
+	l := rec.ledger(p)
+	out := PoolStatus{Name: p.Name, Open: l.open && l.pool != nil, Waits: l.waits(), Regions: []RegionStatus{}}
+	if l.pool != nil {
 		out.Rate, out.Capacity = p.Rate.String(), p.Capacity
 	}
-	for region := range l.parts {
-		regions[region] = RegionStatus{Configured: true}
-	}
-	for region, s := range rec.shares {
-		if g, ok := s.pools[p.Name]; ok {
-			r := regions[region]
-			present := g.since == l.parts[region].since
-			r.Joined, l.open = g.joined && present, l.open || g.open && present
-			regions[region] = r
+	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
+		a := l.accounts[region]
+		part, configured := l.parts[region]
+		claimed, _ := a.claims(l.unit)
+		if configured && !a.joined && a.declared != fenced {
+			claimed.rate = max(claimed.rate, l.reserved(part))
 		}
-	}
-	out.Open = l.open && l.pool != nil
-	for _, region := range slices.Sorted(maps.Keys(regions)) {
-		r := regions[region]
-		g := rec.shares[region].pools[p.Name]
-		t := rec.reports[region].tickets[p.Name]
-		r.Region = region
-		r.Configured = r.Configured || rec.unreadable[configKey] != ""
+		r := RegionStatus{
+			Region: region, Configured: configured || rec.unreadable[configKey] != "", Joined: a.joined,
+			Claimed: l.unit.perSecond(claimed.rate),
+		}
 		for _, keys := range []string{shareKeys, reportKeys, fenceKeys} {
 			r.Unreadable = r.Unreadable || rec.unreadable[keys+region] != ""
 		}
-		r.fill(g, rec.reports[region], p.Name, rec.shares[region].lease)
 		if f, ok := rec.fences[region]; ok {
 			r.Fenced = &f
 		}
-		if r.inUse() {
-			claimed := int64(0) // beside what it was granted here
-			if !slices.ContainsFunc(g.terms, t.acknowledges) {
-				claimed = t.rate(l.unit)
-			}
-			if !r.Joined {
-				claimed = max(claimed, l.reserved(l.parts[region]))
-			}
-			r.Claimed = max(r.Claimed, l.unit.perSecond(claimed))
-			if !r.Joined && !out.Open {
-				out.Waits = append(out.Waits, region)
-			}
-		}
+		r.fill(rec.shares[region].pools[p.Name], rec.reports[region], p.Name, rec.shares[region].lease)
 		out.Regions = append(out.Regions, r)
 	}
 	return out
+}
+
+// ledger returns the account of a pool that a coordinator would begin with. A pool without regions has left the
+// configuration.
+func (rec records) ledger(p Pool) *ledger {
+	l, now := newLedger(p.Name), time.Now()
+	if len(p.Regions) > 0 {
+		l.configure(&p)
+	}
+	for region, s := range rec.shares {
+		if g, ok := s.pools[p.Name]; ok {
+			l.inherit(region, g, s.lease, now)
+		}
+	}
+	for region, a := range l.accounts {
+		if f, ok := rec.fences[region]; ok {
+			a.declared = f.declared()
+		}
+		if t := rec.reports[region].tickets[p.Name]; t.timed() {
+			l.applyTicket(region, t, false, DefaultTiming(), now)
+		}
+	}
+	return l
 }
 
 // records are all that etcd holds of pools; by region, but for the settings.
@@ -281,10 +283,5 @@ func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration
 			s.Age = max(0, lease.Seconds()-s.Remaining)
 		}
 		s.Bucket = map[kind]string{absent: "none", plain: "plain"}[ticket.kind]
-	}
-	for _, t := range g.terms {
-		if !t.Fence.Before(ticket.terms.Fence) {
-			s.Claimed = max(s.Claimed, perSecond(t.Tokens, t), perSecond(t.GrantTokens, t))
-		}
 	}
 }

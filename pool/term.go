@@ -141,23 +141,16 @@ func (t *term) plan(now time.Time) {
 		t.restoredUntil = time.Time{}
 		t.rewrite()
 	}
-	frozen := t.frozen(now)
-	m := planInput{now, t.timing, now.Before(t.incompleteUntil), t.nextFence}
-	plans := int64(0)
+	m := planInput{now, t.timing, now.Before(t.incompleteUntil), t.frozen(now), t.nextFence}
 	sums := map[string]PoolSum{}
 	for _, l := range t.byName() { // so that neighbours in a share have fences that are close
 		if !l.dirty && (l.wake.IsZero() || l.wake.After(now)) {
 			continue
 		}
-		plans++
-		plan := l.plan
-		if l.doubted {
-			plan = t.judge(l)
-		} else if frozen {
-			plan = l.renew
-		}
-		for _, region := range plan(m) {
-			t.dirty[region] = true
+		doubted := l.doubted
+		maps.Copy(t.dirty, l.plan(m))
+		if doubted {
+			t.logClosed(l)
 		}
 		if m.incomplete && (l.wake.IsZero() || l.wake.After(t.incompleteUntil)) {
 			l.wake = t.incompleteUntil
@@ -185,7 +178,6 @@ func (t *term) plan(now time.Time) {
 		}
 		t.regions[region] = r
 	}
-	t.stats.Plans += plans
 	maps.Copy(t.pools, sums)
 	maps.DeleteFunc(t.pools, func(name string, _ PoolSum) bool { return t.ledgers[name] == nil })
 	maps.DeleteFunc(t.regions, func(region string, _ RegionSeen) bool {
