@@ -787,7 +787,7 @@ func TestTeamsThatAreMadeUp(t *testing.T) {
 	many(50, "team/quiet", func(n string) { s.asks(n, steady(9), 1) })
 	n := 0
 	largest := 0
-	s.arrivals(steady(20_000), 1, func() {
+	s.arrivals(steady(10_000), 1, func() {
 		n++
 		s.take([]string{fmt.Sprintf("new%d/user", n), fmt.Sprintf("new%d/a/user", n), fmt.Sprintf("a/new%d/user", n)}[n%3],
 			1, false)
@@ -795,7 +795,7 @@ func TestTeamsThatAreMadeUp(t *testing.T) {
 			largest = max(largest, len(s.division.Asked))
 		}
 	})
-	s.run(20 * time.Second)
+	s.run(13 * time.Second)
 	s.bounded()
 	known, listed := s.planner.Counts()
 	planned := len(s.division.Teams)
