@@ -267,8 +267,8 @@ func (e *Elector) revokeLeftBehind(ctx context.Context) {
 	e.leftBehind = nil
 }
 
-// requestTimeout is the most that one request may take: a third of the trust window of a lease with this TTL, so that
-// a renewal that hangs leaves time for others.
+// requestTimeout returns the most that one request may take: a third of the trust window of a lease with this TTL, so
+// that a renewal that hangs leaves time for others.
 func (e *Elector) requestTimeout(ttl time.Duration) time.Duration {
 	return (ttl - e.cfg.SafetyMargin) / 3
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// propertySeed is REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
+// propertySeed returns REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
 func propertySeed(t *testing.T) uint64 {
 	t.Helper()
 	seed := rand.Uint64()

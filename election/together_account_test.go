@@ -372,7 +372,7 @@ func (a *account) judgeCredit() []error {
 	return nil
 }
 
-// longest is the longest time between two refills from the instant on, to the end included.
+// longest returns the longest time between two refills from the instant on, to the end included.
 func (a *account) longest(from time.Duration) (gap time.Duration) {
 	last := from
 	for _, f := range a.writes {

@@ -23,7 +23,8 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// schedules is how many TestElectionAndRefillLoopTogether plays, each with the next seed: REFILLER_SCHEDULES, or a few.
+// schedules returns how many TestElectionAndRefillLoopTogether plays, each with the next seed: REFILLER_SCHEDULES, or a
+// few.
 func schedules(t *testing.T) int {
 	t.Helper()
 	v := os.Getenv("REFILLER_SCHEDULES")
@@ -91,7 +92,7 @@ func (p *path) carry(ctx context.Context, serve func() error) error {
 	return err
 }
 
-// plan is the path of requests to etcd.
+// plan returns the path of requests to etcd.
 func (p *path) plan(op string) call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -268,7 +269,7 @@ func (s *simulation) start(version int64) *process {
 	return p
 }
 
-// configured is what a version of the configuration has of the buckets under test.
+// configured returns what a version of the configuration has of the buckets under test.
 func (s *simulation) configured(version int64) (buckets []refill.Bucket, templates *policy.Templates) {
 	var list []policy.Template
 	for _, a := range s.accounts {
@@ -303,7 +304,7 @@ func (s *simulation) revoke() {
 	s.revoked = s.etcd.revokeAll()
 }
 
-// leader is the process that has led for five intervals, or nil.
+// leader returns the process that has led for five intervals, or nil.
 func (s *simulation) leader() *process {
 	s.mu.Lock()
 	defer s.mu.Unlock()

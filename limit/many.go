@@ -149,8 +149,9 @@ func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	return err
 }
 
-// Take is Decide with one key, and then waits until the tokens may be used. Its option is fetch.WithTimeout, which
-// bounds the call, not the wait. If ctx ends during the wait, the tokens stay taken and the error is that of ctx.
+// Take decides as Decide does, with one key for all limiters, and then waits until the tokens may be used. Its option
+// is fetch.WithTimeout, which bounds the call, not the wait. If ctx ends during the wait, the tokens stay taken and the
+// error is that of ctx.
 func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	within, cancel, err := decide.Within(ctx, opts)
 	if err != nil {

@@ -18,10 +18,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// inAMinute is an instant for the expiry of a bucket.
+// inAMinute returns an instant for the expiry of a bucket.
 func inAMinute() int64 { return time.Now().Add(time.Minute).Unix() }
 
-// shardOf is the shard of a user's bucket.
+// shardOf returns the shard of a user's bucket.
 func shardOf(key string) lua.Shard { return lua.Shard{Prefix: "user:", Number: lua.ActiveShard(key)} }
 
 func TestRefillsOfAShardAgreeWithTheModel(t *testing.T) {

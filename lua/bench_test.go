@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// cpu is the time that the server's process has computed, in seconds.
+// cpu returns the time that the server's process has computed, in seconds.
 func cpu(ctx context.Context, t testing.TB, rdb *redis.Client) float64 {
 	t.Helper()
 	info, err := rdb.InfoMap(ctx, "cpu").Result()
@@ -30,7 +30,7 @@ func cpu(ctx context.Context, t testing.TB, rdb *redis.Client) float64 {
 	return sum
 }
 
-// busy is a bucket whose refills are never early and seldom full.
+// busy returns a bucket whose refills are never early and seldom full.
 func busy(now int64) policy.Bucket {
 	b := buckettest.Bucket(0, now, 1)
 	b.Control.Terms.Interval, b.Control.Terms.Capacity = 1, 1<<40

@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// calendar is a schedule in a time zone.
+// calendar returns a schedule in a time zone.
 func calendar(t testing.TB, spec, zone string) policy.Steps {
 	t.Helper()
 	in, err := time.LoadLocation(zone)
@@ -27,7 +27,7 @@ func calendar(t testing.TB, spec, zone string) policy.Steps {
 	return c
 }
 
-// budgets is a template of budgets.
+// budgets returns a template of budgets.
 func budgets(t testing.TB, version int64, p policy.Policy, maxKeys int64) *lua.Template {
 	t.Helper()
 	list := []policy.Template{{Prefix: "t:", Policy: p, MaxKeys: maxKeys}}

@@ -170,8 +170,8 @@ func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, w
 	return open(v, keys, want...)
 }
 
-// askExisting is ask for a script that answers codeUnknown if none of its keys exists. A Cluster doesn't run a script
-// of missing keys while their slot moves, so they are then checked one by one.
+// askExisting is like ask, for a script that answers codeUnknown if none of its keys exists. A Cluster doesn't run a
+// script of missing keys while their slot moves, so they are then checked one by one.
 func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*Reply, int64,
 	error) {
 	r, code, err := s.ask(ctx, c, keys, args, want...)

@@ -18,7 +18,7 @@ import (
 // LazySHA is the name of a script, for measurements of the server's part alone.
 var LazySHA = lazyScript.sha
 
-// TakesWords are the words of a call of takes.
+// TakesWords returns the words of a call of takes.
 func TakesWords(takes ...Takes) []any {
 	call := TakesCall{takes: takes}
 	if err := call.write(); err != nil {
@@ -117,7 +117,7 @@ func takesOf(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 	return replies[0], replies[0].Err
 }
 
-// takesReply is the reply about one bucket that was asked whole: what follows the expiry.
+// takesReply returns the reply about one bucket that was asked whole: what follows the expiry.
 func takesReply(rest ...int64) []any {
 	values := []any{int64(1_000), int64(codeDone), int64(5), int64(1), int64(2), int64(900), int64(0)}
 	for _, n := range rest {

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// strictTerms are those of a strict bucket of 100 tokens.
+// strictTerms returns the terms of a strict bucket of 100 tokens.
 func strictTerms() policy.Terms {
 	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond, Strict: true}
 	return p.Terms(policy.Fence{Epoch: 1})

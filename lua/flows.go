@@ -46,7 +46,7 @@ func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]
 	return doTakes(ctx, c, command, t.Read)
 }
 
-// Command is the command of such a call, as that of a TakesCall.
+// Command returns the command of such a call, as that of a TakesCall.
 func (t *FlowTakesCall) Command(ctx context.Context, takes []FlowTakes, source bool) (redis.Cmder, error) {
 	t.takes = takes
 	if err := t.write(); err != nil {
@@ -169,7 +169,7 @@ func (f *flowFields) addTeams(flow string) {
 	}
 }
 
-// placesOf is where a flow is among the fields, and its teams: that to which it belongs, and the one to which that
+// placesOf returns where a flow is among the fields, and its teams: that to which it belongs, and the one to which that
 // belongs; 1 for none.
 func (f *flowFields) placesOf(flow string) (at, narrow, wide int) {
 	teams := policy.TeamsOf(flow)

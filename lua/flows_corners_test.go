@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// listing is a plan with flow a, which has the right to 5 tokens, and a floor of 50.
+// listing returns a plan with flow a, which has the right to 5 tokens, and a floor of 50.
 func listing(index int64) policy.Plan {
 	return policy.Plan{
 		Version: policy.Version{Era: buckettest.Era, Index: index}, Whole: true, Floor: 50, Most: 5, Span: second,

@@ -463,7 +463,7 @@ func (h *flowHistory) compare(ctx context.Context, where string) {
 	require.Equal(h.t, counted, use, where)
 }
 
-// fields are those of the model's plan.
+// fields returns the fields of the model's plan.
 func (h *flowHistory) fields() map[string]string {
 	d := h.division
 	root := d.Teams[policy.RootTeam]

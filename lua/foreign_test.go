@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// plainFetch is a foreign client's take in plain commands.
+// plainFetch takes a token with plain commands, as a foreign client does.
 func plainFetch(ctx context.Context, rdb *redis.Client, key string) (bool, error) {
 	left, err := rdb.Decr(ctx, key).Result()
 	if err != nil || left >= 0 {
@@ -25,8 +25,7 @@ func plainFetch(ctx context.Context, rdb *redis.Client, key string) (bool, error
 	return false, rdb.Incr(ctx, key).Err()
 }
 
-// plainAdd is a foreign client's add in plain commands. It answers the tokens
-// that it put in, at most.
+// plainAdd adds tokens with plain commands, as a foreign client does. It returns the most tokens that it added.
 func plainAdd(ctx context.Context, rdb *redis.Client, key string, expected, n, limit int64) (added, index int64,
 	err error) {
 	index, err = rdb.Incr(ctx, lua.IndexKey(key)).Result()

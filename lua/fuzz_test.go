@@ -14,7 +14,7 @@ import (
 // bit reports whether a bit of the choices is set.
 func bit(choices uint32, n int) bool { return choices>>n&1 == 1 }
 
-// fuzzedTerms are those of a policy made of the input, if it is a valid one.
+// fuzzedTerms returns the terms of a policy that is made of the input, if that is a valid policy.
 func fuzzedTerms(rate string, capacity, interval int64, choices uint32) (policy.Terms, bool) {
 	p := policy.Policy{
 		Capacity: capacity, Interval: time.Duration(interval) * time.Microsecond,

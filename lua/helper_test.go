@@ -68,7 +68,7 @@ type templateCall struct {
 	CrossSlot bool          // see lua.NewTemplate
 }
 
-// ruled is the template that a call is about.
+// ruled returns the template that a call is about.
 func ruled(t templateCall) *policy.CompiledTemplate {
 	return &policy.CompiledTemplate{Template: policy.Template{Prefix: t.Prefix, MaxKeys: t.MaxKeys}, Text: t.Terms}
 }

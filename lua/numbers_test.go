@@ -20,13 +20,13 @@ import (
 
 const second = 1_000_000 // µs
 
-// scheduled is a schedule of 300 tokens at a time, in a bucket that holds 1000.
+// scheduled returns a schedule of 300 tokens at a time, in a bucket that holds 1000.
 func scheduled(version int64) policy.Terms {
 	hourly := policy.Policy{Capacity: 1000, Steps: policy.Every(time.Hour), StepTokens: 300}
 	return hourly.Terms(policy.Fence{Epoch: version})
 }
 
-// ofSchedule is a bucket with 10 tokens whose last step is older than a period: one has been due for two seconds.
+// ofSchedule returns a bucket with 10 tokens whose last step is older than a period: one has been due for two seconds.
 func ofSchedule(now int64) policy.Bucket {
 	b := buckettest.Bucket(10, now, 100_000)
 	b.Control.Terms = scheduled(3)

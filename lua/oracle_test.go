@@ -54,7 +54,7 @@ func storeHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key
 	}
 }
 
-// stateOf is the state as the scripts write it: see shared/bucket.lua.
+// stateOf returns the state as the scripts write it: see shared/bucket.lua.
 func stateOf(c *policy.Control) string {
 	st := fmt.Sprintf("%16d %16d %d %d", c.Era, c.Last, c.Index, c.Carry)
 	mark := ""
@@ -193,8 +193,7 @@ func TestRefillScriptFollowsEveryRule(t *testing.T) {
 	}
 }
 
-// seed is REFILLER_SEED, or a new one; it is printed so that a run can be
-// repeated.
+// seed returns REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
 func seed(t testing.TB) uint64 {
 	s := uint64(time.Now().UnixNano())
 	if v := os.Getenv("REFILLER_SEED"); v != "" {

@@ -51,7 +51,7 @@ func overrideOf(text string, err error) (*policy.Terms, error) {
 // key.
 var ErrNotOfTemplate = errors.New("refiller: bucket is not of a template")
 
-// Overrides is Override of many keys in one round trip.
+// Overrides is like Override for many keys, in one round trip.
 func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([]*policy.Terms, error) {
 	cmds, errs := each(ctx, rdb, len(keys),
 		func(p redis.Pipeliner, i int) *redis.StringCmd { return p.Get(ctx, OverrideKey(keys[i])) })

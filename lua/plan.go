@@ -48,7 +48,7 @@ func PlanBatch(ctx context.Context, rdb redis.UniversalClient, calls []PlanCall)
 
 func planKeys(key string) []string { return []string{TokensKey(key), FlowsKey(key), UseKey(key)} }
 
-// planArgs are the arguments of a call: see plan.lua.
+// planArgs returns the arguments of a call: see plan.lua.
 func planArgs(c *PlanCall) []any {
 	p := &c.Plan
 	base := c.Base

@@ -71,8 +71,7 @@ func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	return refillBatch(ctx, rdb, calls, nil, perCall)
 }
 
-// refillBatch is RefillBatch of buckets that belong to a shard, if its keys are
-// given.
+// refillBatch does the work of RefillBatch. If the keys of a shard are given, the buckets belong to that shard.
 func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, shard []string,
 	perCall int) []RefillResult {
 	results := make([]RefillResult, len(calls))
@@ -102,9 +101,8 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	return results
 }
 
-// refillWords are those of one script call; shard are the keys of the shard that the
-// buckets belong to, if any. Texts go as pointers, which the client library writes as
-// what they point to: that spares an allocation each.
+// refillWords returns the words of one script call; shard has the keys of the shard that the buckets belong to, if any.
+// Texts go as pointers, which the client library writes as what they point to: that spares an allocation each.
 func refillWords(calls []RefillCall, shard []string) []any {
 	n, create := len(calls), policy.CreateLost
 	if len(shard) > 0 {
@@ -283,10 +281,9 @@ func (c *RefillCall) inForce(o *policy.Outcome) bool {
 		o.Outstanding == 0 && o.Due == 0 && o.Debt == 0
 }
 
-// Add is the two-key refill of clients that share only tokens and index: it
-// adds n tokens up to limit if the index is expected, and returns the index
-// after the call. The index doesn't show whether it added: the winner and the
-// first loser both get expected+1. See add.lua.
+// Add makes the refill of clients that share only tokens and index: it adds n tokens up to limit if the index is
+// expected, and returns the index after the call. The index doesn't show whether it added: the winner and the first
+// loser both get expected+1. See add.lua.
 func Add(ctx context.Context, c Client, key string, n, limit, expected int64) (int64, error) {
 	v, err := addScript.run(ctx, c, []string{TokensKey(key), IndexKey(key)}, n, limit, expected)
 	if err != nil {

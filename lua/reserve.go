@@ -108,8 +108,8 @@ func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleRe
 	return settle(ctx, c, key, id, used, false)
 }
 
-// SettleDivided is Settle of a reservation of a bucket that has flows. Settle makes two
-// calls for it, and this function two for other buckets while a Cluster moves their slot.
+// SettleDivided is like Settle, for a reservation of a bucket that has flows. Settle makes two calls for it, and this
+// function two for other buckets while a Cluster moves their slot.
 func SettleDivided(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
 	return settle(ctx, c, key, id, used, true)
 }
@@ -285,7 +285,7 @@ func SweepOne(ctx context.Context, c Client, key string, most int) error {
 	return err
 }
 
-// askHeld is ask for the scripts of reservations and leases, whose first argument is the id.
+// askHeld is like ask, for the scripts of reservations and leases, whose first argument is the id.
 func (s *script) askHeld(ctx context.Context, c Client, keys []string, id string, args []any, want ...int64) (*Reply,
 	int64, error) {
 	want = append(want, codeReused, codeNotHeld)

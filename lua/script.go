@@ -167,7 +167,7 @@ func noWords(keys, args int) []any {
 	return words
 }
 
-// words are those of a script's call.
+// words returns the words of a script's call.
 func words(keys []string, args []any) []any {
 	all := noWords(len(keys), len(args))
 	for i := range keys {

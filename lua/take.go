@@ -126,8 +126,8 @@ func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnRepl
 	return ReturnPaid(ctx, c, key, ReturnCall{N: n, Era: era})
 }
 
-// ReturnPaid is Return of tokens for which a flow may have paid. While a Cluster moves the bucket's slot, and the plan
-// of its flows is elsewhere, no right goes back.
+// ReturnPaid is like Return, for tokens for which a flow may have paid. While a Cluster moves the bucket's slot, and
+// the plan of its flows is elsewhere, no right goes back.
 func ReturnPaid(ctx context.Context, c Client, key string, call ReturnCall) (ReturnReply, error) {
 	if err := checkAmount(call.N); err != nil {
 		return ReturnReply{}, err

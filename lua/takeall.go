@@ -34,9 +34,9 @@ func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies 
 	return takeAll(ctx, c, "", 0, demands)
 }
 
-// TakeAllOnce is TakeAll for a request, as TakeOnce is a take for one. The order of the
-// demands doesn't matter: the request is remembered with the bucket whose key sorts
-// first. The same id for other demands is ErrRequestReused if that bucket is the same.
+// TakeAllOnce is like TakeAll, under a request id: see TakeOnce. The order of the demands doesn't matter: the request
+// is remembered with the bucket whose key sorts first. The same id for other demands is ErrRequestReused if that bucket
+// is the same.
 func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,
 	replies []TakeReply, err error) {
 	if err := checkRequest(id, memory); err != nil {

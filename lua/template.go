@@ -83,7 +83,7 @@ func (t *Template) again(now, since int64) string {
 	return t.at(now, since).text
 }
 
-// schedule is what is sent of the template's schedule; empty if it has none.
+// schedule returns what is sent of the template's schedule; empty if it has none.
 func (t *Template) schedule() string {
 	if t.steps == nil {
 		return ""

@@ -47,7 +47,7 @@ type Store struct{ rdb redis.UniversalClient }
 // New makes a Store of a go-redis client, which stays the caller's to close.
 func New(rdb redis.UniversalClient) *Store { return &Store{rdb} }
 
-// template is the published template of a key.
+// template returns the published template of a key.
 func (s *Store) template(ctx context.Context, key string) (*policy.CompiledTemplate, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return nil, err
@@ -159,7 +159,7 @@ func (s *Store) changed(ctx context.Context, key string, t *policy.CompiledTempl
 	return l, lua.NewTemplate(t, cluster).Enter(ctx, s.rdb, key, r.Till)
 }
 
-// limitOf is what counts for a key with a policy of its own, nil for none.
+// limitOf returns what counts for a key with a policy of its own, nil for none.
 func limitOf(key string, t *policy.CompiledTemplate, own *policy.Terms) Limit {
 	l := Limit{Key: key, Own: own != nil}
 	if t != nil {

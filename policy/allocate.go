@@ -7,14 +7,14 @@ import (
 	"slices"
 )
 
-// Claimant is one of those among whom Allocate divides a rate, such as a region of a pool. All rates are whole numbers
+// Claimant gets a part of the rate that Allocate divides. A region of a pool is a claimant. All rates are whole numbers
 // of one unit, from 0 to MaxTokens.
 type Claimant struct {
-	Name    string // distinct; decides between equals
+	Name    string // different for each claimant; decides between equals
 	Weight  int64  // 1 to MaxWeight
-	Floor   int64  // what it gets in any case
-	Demand  int64  // what it could use
-	Ceiling int64  // the most it may get, at least the floor; 0 for no ceiling
+	Floor   int64  // the rate that it gets in any case
+	Demand  int64  // the rate that it could use
+	Ceiling int64  // the highest rate that it may get, at least the floor; 0 for no ceiling
 }
 
 // MaxWeight is the largest weight of a claimant.
@@ -22,13 +22,18 @@ const MaxWeight = 1_000_000
 
 // Allocate divides total among the claimants and returns their shares in the order of the claimants.
 //
-// Every claimant gets its floor. If the demands fit, every claimant gets its demand and, by weight, a part of the rest.
-// If they don't fit, rates are levelled: no claimant has less than its demand while another has more for its weight,
-// except by floors. The shares add up to total, unless ceilings leave a rest. Floors that don't fit into total are
-// levelled as demands are.
+// Every claimant gets its floor. The rest depends on the demands:
 //
-// Whole units go where the next one raises the level least, and not to the largest remainders. With largest remainders,
-// more demand of one region could bring another region a unit more. Here it never does.
+//   - If the demands together fit into total, every claimant gets its demand and, by weight, a part of the rest.
+//   - If they don't fit, rates are levelled: if a claimant gets less than its demand, no other one gets more in
+//     proportion to its weight, unless its floor is higher.
+//   - If not even the floors fit, they are levelled in the same way.
+//
+// The shares add up to total, unless ceilings leave a rest.
+//
+// Rounding leaves units over. Each of them goes to the claimant whose next unit comes at the lowest level, and not to
+// the largest remainder. With largest remainders, more demand of one region could bring another region a unit more.
+// Here it never does.
 func Allocate(total int64, claimants []Claimant) []int64 {
 	n := len(claimants)
 	floors := make([]Bounds, n)
@@ -60,20 +65,20 @@ func Allocate(total int64, claimants []Claimant) []int64 {
 	return shares
 }
 
-// Bounds are those of one share: it rises with the level in proportion to the weight, from Least to Most. All are whole
-// numbers of one unit, from 0 to MaxTokens; the weight is from 1 to MaxWeight.
+// Bounds limit one share of a division. The share rises with the level in proportion to its weight, from Least to Most.
+// Least and Most are whole numbers of one unit, from 0 to MaxTokens. The weight is from 1 to MaxWeight.
 type Bounds struct {
-	Name                string // distinct; decides between equals
+	Name                string // different for each share; decides between equals
 	Weight, Least, Most int64
 }
 
 // MaxMin divides total by weighted max-min and returns the shares in the order of their bounds. It finds the level at
-// which clamp(⌊level·weight⌋, least, most) adds up to total, and hands the units that rounding leaves over to those
-// whose next unit comes at the lowest level. The sum of all Least must not exceed total. If that of all Most is less,
-// each share is its Most.
+// which clamp(⌊level·weight⌋, least, most) adds up to total. The units that rounding leaves over go to the shares whose
+// next unit comes at the lowest level. The sum of all Least must not exceed total. If the sum of all Most is less than
+// total, each share is its Most.
 //
-// With x(level) never falling, a higher Most of one share can only lower the level
-// at which total is reached, so no other share rises.
+// No share falls when the level rises. So a higher Most of one share can only lower the level at which total is
+// reached, and no other share rises by it.
 func MaxMin(total int64, all []Bounds) []int64 {
 	shares := make([]int64, len(all))
 	num, den, reached := Level(total, all)
@@ -92,8 +97,8 @@ func MaxMin(total int64, all []Bounds) []int64 {
 	return shares
 }
 
-// handOut adds rest units, fewer than there are shares, one by one, each to the share whose next unit comes at the
-// lowest level. Together the shares may rise by as much.
+// handOut adds rest units to the shares, one by one. Each unit goes to the share whose next unit comes at the lowest
+// level. There are fewer units than shares, and the shares together have room for them.
 func handOut(rest int64, all []Bounds, shares []int64) {
 	if rest == 0 {
 		return
@@ -116,7 +121,7 @@ func handOut(rest int64, all []Bounds, shares []int64) {
 	}
 }
 
-// risers are the shares that may rise, a heap by the level at which the next unit of each comes.
+// risers is a heap of the shares that may rise. The first one is the share whose next unit comes at the lowest level.
 type risers struct {
 	all    []Bounds
 	shares []int64
@@ -142,11 +147,11 @@ func (r *risers) Pop() any {
 	return i
 }
 
-// Level returns the fraction at which clamp(level·weight, least, most) adds up to total, without rounding. It reports
-// false if all Most together don't exceed total, so that no level is reached. The sum of all Least must not exceed
-// total.
+// Level returns the level, as a fraction, at which clamp(level·weight, least, most) adds up to total without rounding.
+// reached is false if all Most together don't exceed total, so that there is no such level. The sum of all Least must
+// not exceed total.
 func Level(total int64, all []Bounds) (num, den int64, reached bool) {
-	var still, most, rising int64 // units of shares that no longer rise, of all in the end; weight of those that rise
+	var still, most, rising int64 // units of the shares that don't rise, sum of all Most, weight of the shares that rise
 	turns := make([]turn, 0, 2*len(all))
 	for _, b := range all {
 		most += b.Most
@@ -187,14 +192,14 @@ func compareTurns(a, b turn) int {
 	return compareFractions(a.at, a.weight, b.at, b.weight)
 }
 
-// compareFractions compares a/b with c/d, of which none is negative and b and d are positive.
+// compareFractions compares a/b with c/d. a and c must not be negative, and b and d must be positive.
 func compareFractions(a, b, c, d int64) int {
 	hi1, lo1 := bits.Mul64(uint64(a), uint64(d))
 	hi2, lo2 := bits.Mul64(uint64(c), uint64(b))
 	return cmp.Or(cmp.Compare(hi1, hi2), cmp.Compare(lo1, lo2))
 }
 
-// MulDiv is ⌊a·b/c⌋, at most the largest int64; a and b aren't negative, c is positive.
+// MulDiv returns ⌊a·b/c⌋, at most the largest int64; a and b aren't negative, c is positive.
 func MulDiv(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	if hi >= uint64(c) {

@@ -4,8 +4,9 @@ package policy
 // before the bucket starts a new era.
 const ClockTolerance = 50_000
 
-// Uncounted is the Due of a bucket whose reservations and leases may have outlived the state that counted them. It is
-// an instant that is over, so the next sweep is due; it counts them.
+// Uncounted is the Due of a bucket that may have reservations and leases which its state does not count, because the
+// state was lost and they were not. It is an instant in the past, so that a sweep is due at once. The sweep counts
+// them.
 const Uncounted = 1
 
 // Status is what a refill did.
@@ -15,10 +16,10 @@ type Status int64
 // add one to the index.
 const (
 	StatusApplied     Status = iota + 1 // credited what was due; writes
-	StatusSwitched                      // the index was old, the fence newer: settled and switched; writes
+	StatusSwitched                      // the index was old, but the fence is newer: settled and switched; writes
 	StatusStale                         // the caller's (era, index) is old; nothing written
-	StatusEarly                         // under half an interval since the last refill; nothing written
-	StatusForeign                       // another program moved the index: its stretch isn't credited again; writes
+	StatusEarly                         // less than half an interval since the last refill; nothing written
+	StatusForeign                       // another program moved the index: that time isn't credited again; writes
 	StatusInitialised                   // created or adopted; writes
 	StatusUnknown                       // no such bucket, and this call may not create it; nothing written
 	StatusRolledBack                    // the server lost a write that the caller knows: new era; writes
@@ -53,9 +54,9 @@ type Create int64
 
 // When a refill may create a missing bucket.
 const (
-	CreateNever   Create = iota // never, nor adopt what another program made
-	CreateLost                  // if the caller remembers it: it was lost
-	CreateInitial               // also if no caller remembers it: it is new
+	CreateNever   Create = iota // never; nor may it adopt a bucket that another program made
+	CreateLost                  // if the caller remembers the bucket, which was then lost
+	CreateInitial               // also if the caller doesn't remember the bucket, which is then new
 )
 
 // Version is the caller's knowledge of a bucket from its last reply: an era, which names one unbroken history, and the
@@ -71,7 +72,7 @@ func (v Version) Before(w Version) bool {
 type Call struct {
 	Version Version
 	Create  Create
-	Terms   *Terms // nil: only what is in force counts (rescue)
+	Terms   *Terms // nil if the call brings no policy, as a consumer's refill does
 	Step    int64  // stepped: the scheduled instant to credit, Unix µs; 0 for none
 	Next    int64  // stepped: the instant after it, or the next to come
 }
@@ -80,20 +81,20 @@ type Call struct {
 type Outcome struct {
 	Status  Status
 	Differs bool    // the terms differ from those in force under the same fence: they were ignored
-	Version Version // what the next call is to know; the index is the copy that the bucket's state has
+	Version Version // what the next call sends as its Version; the index is the copy in the bucket's state
 	Now     int64   // the server's clock, Unix µs
 	Last    int64   // the last refill that counts, Unix µs
 	Carry   int64   // credit below one token
 	Tokens  int64
 	Added   int64 // tokens added, and those that paid debt
 	Clamped int64 // tokens due that the full bucket could not hold
-	Elapsed int64 // µs from the refill before to this one; 0 unless it settled
+	Elapsed int64 // µs from the refill before to this one; 0 unless this one settled
 	Fence   Fence // of the terms in force
 	Step    int64 // the last instant credited; 0 unless stepped
 
 	Pool         bool  // the terms in force are a pool's
-	FileVersion  int64 // of the configuration that they are from, or a later one that was brought since
-	PoolsVersion int64 // of a pool's, likewise
+	FileVersion  int64 // of the configuration that the terms are from, or the highest that a caller has had since
+	PoolsVersion int64 // the same of the pools; 0 unless the terms are a pool's
 
 	Outstanding int64 // tokens held in reservations and leases
 	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or Uncounted
@@ -115,8 +116,7 @@ type Control struct {
 	Debt        int64 // tokens that refills pay before they add any
 }
 
-// room is the most tokens that the bucket may hold: its capacity, under strict
-// terms without what is outstanding.
+// room returns the most tokens that the bucket may hold: its capacity, under strict terms without what is outstanding.
 func (s *Control) room() int64 {
 	if s.Terms.Strict {
 		return max(0, s.Terms.Capacity-s.Outstanding)

@@ -30,8 +30,8 @@ func CheckFlow(name string) error {
 // the slash. So no team has the name of a flow.
 const RootTeam = "/"
 
-// TeamsOf returns the teams of a flow, the narrowest last: RootTeam, and that of each level but the last one. A name
-// has three levels at most; further slashes are part of the third.
+// TeamsOf returns the teams of a flow, the narrowest last. The first one is RootTeam, and each level of the name but
+// the last one adds a team. A name has at most three levels; further slashes are part of the third one.
 func TeamsOf(name string) (teams []string) {
 	teams = append(teams, RootTeam)
 	for at := 0; len(teams) < 3; {
@@ -54,14 +54,14 @@ type FlowRun struct {
 // Plan is what a refiller writes into a Division.
 type Plan struct {
 	Version  Version // of the refill that it comes with
-	Whole    bool    // the plan lists all flows; otherwise it lists those that are to be added
-	Kept     bool    // what is listed stays, if there is a plan
-	Read     bool    // what was asked for is read, and counted anew
+	Whole    bool    // the plan lists all flows; otherwise only those to add to the plan before
+	Kept     bool    // the list of the plan before stays, if there is one
+	Read     bool    // the demand is read, and then counted from 0
 	Floor    int64
 	Unlisted int64
 	Most     int64
 	Span     int64
-	Lasts    int64 // µs for which the plan counts
+	Lasts    int64 // µs for which the plan is in force
 	Teams    []PlannedTeam
 	Listed   []PlannedFlow
 	Dropped  []string // flows that are no longer listed
@@ -76,16 +76,16 @@ type PlannedTeam struct {
 // FormatPrice writes a price as the scripts read it.
 func FormatPrice(price float64) string { return strconv.FormatFloat(price, 'g', 9, 64) }
 
-// PlannedFlow is a flow that a plan lists. One that is new in the list begins with the right to a tenth of the floor,
-// less what it took.
+// PlannedFlow is a flow that a plan lists. A flow that is new in the list begins with the right to a tenth of the
+// floor, less the tokens that it took.
 type PlannedFlow struct {
 	Name   string
 	Weight int64
 	Took   int64 // tokens that it took lately
 }
 
-// Use is what the flows of a bucket asked for.
+// Use is the demand of a bucket's flows, as a refiller reads it.
 type Use struct {
-	Asked, Denied map[string]int64 // tokens, by the names of flows, and of teams for flows that aren't distinguished
-	Covered       int64            // µs that they cover; 0 if nothing was read
+	Asked, Denied map[string]int64 // tokens by name: of a flow, or of a team for its flows that aren't distinguished
+	Covered       int64            // µs in which they were counted; 0 if nothing was read
 }

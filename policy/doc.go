@@ -2,12 +2,15 @@
 // fall due, and what each operation does to a bucket's state. It is not for taking tokens from Redis: use package
 // fetch.
 //
-// The model: a [Policy] is what a person writes (capacity, a rate or a schedule, what to do after a loss). [Terms] is
-// the same policy in the integers that the Redis scripts compute with: microseconds and whole tokens. [Bucket] is a
-// bucket's state. Its methods are the exact rules of the scripts in package lua for refills, takes, returns and waits.
-// Consumers that hold a share of a bucket during an outage compute with it, and so do replays of logs. The rules that
-// no program needs in Go, such as those of reservations, are in internal/testing/oracle. The scripts are tested against
-// both.
+// There are three main types:
+//
+//   - [Policy] is what a person writes: capacity, a rate or a schedule, what to do after a loss.
+//   - [Terms] is the same policy in the integers that the Redis scripts compute with: microseconds and whole tokens.
+//   - [Bucket] is a bucket's state. Its methods state the rules of the scripts in package lua for refills, takes,
+//     returns and waits. Consumers use a Bucket for their share during an outage, and replays of logs use it, too.
+//
+// The rules that no program needs in Go, such as those of reservations, are in internal/testing/oracle. The scripts are
+// tested against this package and against that one.
 //
 // [Allocate] divides a rate by weighted max-min, for pools.
 //

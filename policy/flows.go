@@ -21,19 +21,20 @@ const (
 type Flows struct {
 	// Headroom is the percentage of the capacity that the bucket keeps for flows that ask for little.
 	Headroom int64 `json:"headroom"`
-	// Weights are by what the names of flows begin with; 1 for all others.
+	// Weights are the weights of flows by the beginnings of their names. All other flows have weight 1.
 	Weights map[string]int64 `json:"weights,omitempty"`
 	// Most is the most flows that are distinguished.
 	Most int64 `json:"most"`
 }
 
-// HeadroomOf is the headroom of a bucket of a capacity, in tokens, rounded up.
+// HeadroomOf returns the headroom of a bucket of a capacity, in tokens, rounded up.
 func (f *Flows) HeadroomOf(capacity int64) int64 {
 	return Leave{Percent: f.Headroom}.Of(capacity)
 }
 
-// WeightOf is the weight of a flow or team within a team, by the longest beginning of its name that is longer than that
-// of the team: what is said of a team says nothing of how its flows share.
+// WeightOf returns the weight of a flow or team within a team. It is the one of the longest beginning of the name that
+// has a weight. A beginning that is no longer than the team's name doesn't count: it is the weight of the team among
+// other teams, and says nothing about the flows within the team.
 func (f *Flows) WeightOf(name, team string) int64 {
 	weight := int64(1)
 	longest := 0

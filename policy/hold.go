@@ -6,33 +6,30 @@ import "time"
 const (
 	MinHold = time.Millisecond // shortest time of a reservation or lease
 	MaxHold = 24 * time.Hour   // longest time of a reservation or lease
-	// HoldMemory is how long a reservation is remembered that was settled or whose
-	// time is over.
+	// HoldMemory is how long a reservation is remembered after it was settled or its time was over.
 	HoldMemory = time.Minute
 )
 
-// Overrun says what happens if more of a reservation is used than was reserved
-// and than the bucket holds.
+// Overrun says what happens to tokens that were used beyond a reservation, if the bucket has too few to pay for them.
 type Overrun int64
 
-// What becomes of tokens that were used and can't be paid.
+// What happens to tokens that were used and that the bucket can't pay.
 const (
 	OverrunClamp Overrun = iota // they are forgiven: the bucket is empty
 	OverrunDebt                 // refills pay them before they add any, up to the capacity
 )
 
-// Settlement is what became of the tokens of a reservation. Those that were not
-// used are returned, clamped or void; those that were used beyond it are charged,
-// owed or forgiven.
+// Settlement says what happened to the tokens of a reservation. Tokens that were not used are returned, clamped or
+// void. Tokens that were used beyond the reservation are charged, owed or forgiven.
 type Settlement struct {
-	Returned int64 // went back
-	Clamped  int64 // found the bucket full
-	Void     int64 // belong to another era, so nothing goes back
-	Charged  int64 // were taken from the bucket
-	Owed     int64 // became debt
-	Forgiven int64 // no bucket pays for them
+	Returned int64 // returned to the bucket
+	Clamped  int64 // not returned, because the bucket was full
+	Void     int64 // not returned, because they are of another era
+	Charged  int64 // taken from the bucket
+	Owed     int64 // added to the bucket's debt
+	Forgiven int64 // not paid by the bucket
 }
 
-// Swept is what became of tokens whose holders let their time pass: those of
-// reservations are returned, clamped or void, those of leases dropped.
+// Swept counts the tokens of reservations and leases whose time was over. Those of reservations are returned, clamped
+// or void. Those of leases are dropped.
 type Swept struct{ Returned, Clamped, Void, Dropped int64 }

@@ -6,9 +6,8 @@ import (
 	"strings"
 )
 
-// Leave is what a take must leave in the bucket: so many tokens, or a percentage
-// of the capacity. A take that would leave less is denied. The zero Leave is
-// nothing.
+// Leave is the number of tokens that a take must leave in the bucket, or a percentage of the capacity. A take that
+// would leave less is denied. The zero Leave demands nothing.
 type Leave struct {
 	Tokens  int64 // 0 to MaxTokens
 	Percent int64 // 0 to 100, if Tokens is 0
@@ -42,8 +41,7 @@ func (l Leave) Validate() error {
 	return nil
 }
 
-// Of is the number of tokens to leave in a bucket of this capacity: a percentage
-// is rounded up.
+// Of returns the number of tokens to leave in a bucket of this capacity: a percentage is rounded up.
 func (l Leave) Of(capacity int64) int64 {
 	return l.Tokens + capacity/100*l.Percent + (capacity%100*l.Percent+99)/100
 }

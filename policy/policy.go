@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// Limits of the numbers in a policy. Redis scripts compute in doubles, exact to
-// 2^53; these limits keep every product of theirs below that.
+// Limits of the numbers in a policy. Redis scripts compute in doubles, which are exact to 2^53. These limits keep every
+// product below that.
 const (
 	MaxTokens   = 1 << 50          // most tokens of a bucket, a rate or a step
 	MinInterval = time.Millisecond // shortest refill interval
@@ -41,7 +41,7 @@ type Loss int
 // What a bucket holds after a loss.
 const (
 	LossEmpty Loss = iota // no tokens: nothing can be spent twice
-	LossFull              // capacity: a short outage is better than a denied day
+	LossFull              // its capacity, if a long denial is worse than tokens that are spent twice
 )
 
 // Rollback says what a bucket holds after its server came back with older
@@ -51,7 +51,7 @@ type Rollback int
 // What a bucket holds after a rollback.
 const (
 	RollbackEmpty Rollback = iota // no tokens: nothing can be spent twice
-	RollbackKeep                  // what the server remembers, for long quotas
+	RollbackKeep                  // the tokens of the older state, for quotas of a long time
 )
 
 // CarryOver says what happens to a bucket's tokens when its capacity, its rate
@@ -73,7 +73,7 @@ type Degraded int
 const (
 	DegradedClosed Degraded = iota // an error
 	DegradedOpen                   // every take is admitted
-	DegradedLocal                  // an in-process bucket at a share of the rate
+	DegradedLocal                  // each consumer limits itself, in memory, to a share of the rate
 )
 
 // Policy is how much a bucket holds and when its tokens fall due. Exactly one
@@ -92,8 +92,7 @@ type Policy struct {
 	// Strict keeps room in the bucket for the tokens that are outstanding in reservations and leases: refills stop at the
 	// capacity less these. So the bound on takes in a window is the same as without reservations and leases.
 	Strict bool
-	// Shadow makes consumers admit what the bucket denies, and counts it: a trial
-	// of a policy before it is enforced.
+	// Shadow makes consumers admit and count what the bucket denies. It is for trying a policy before it is enforced.
 	Shadow bool
 	// Flows divides a smooth bucket among its flows; nil for a bucket that serves takes in the order in which they come.
 	Flows *Flows
@@ -102,8 +101,8 @@ type Policy struct {
 // Validate reports the first field that is out of range, as a *FieldError.
 func (p Policy) Validate() error { return p.validate(true) }
 
-// validate is Validate of a policy under which refills bring the tokens, or, if refilled is false, takes do. Without
-// refills a capacity is not bounded by their interval.
+// validate does the work of Validate. If refilled is true, refills add the tokens. Otherwise takes do, and the refill
+// interval does not bound the capacity.
 func (p Policy) validate(refilled bool) error {
 	bad := func(field, format string, args ...any) error {
 		return &FieldError{Field: field, Msg: fmt.Sprintf(format, args...)}
@@ -187,7 +186,7 @@ func (p Policy) validateSteps(bad func(string, string, ...any) error, refilled b
 	return nil
 }
 
-// Equal reports whether both policies say the same.
+// Equal reports whether both policies have the same meaning.
 func (p Policy) Equal(q Policy) bool {
 	return p.Terms(Fence{}) == q.Terms(Fence{}) && p.schedule() == q.schedule() && p.Flows.Equal(q.Flows)
 }

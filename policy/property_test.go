@@ -36,14 +36,14 @@ func policies() *rapid.Generator[policy.Policy] {
 	})
 }
 
-// fresh is a bucket under the terms with that many tokens, refilled now.
+// fresh returns a bucket under the terms with that many tokens, refilled now.
 func fresh(terms policy.Terms, tokens int64) policy.Bucket {
 	b := buckettest.Bucket(tokens, now, 0)
 	b.Control.Terms = terms
 	return b
 }
 
-// dueIn is the credit of a stretch at the rate of the terms, in tokens.
+// dueIn returns the credit of a stretch at the rate of the terms, in tokens.
 func dueIn(terms policy.Terms, us int64) *big.Rat {
 	n := new(big.Int).Mul(big.NewInt(us), big.NewInt(terms.Tokens))
 	return new(big.Rat).SetFrac(n, big.NewInt(terms.Per))

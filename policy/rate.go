@@ -23,7 +23,7 @@ const MaxPer = 366 * 24 * time.Hour
 // ErrRate is returned for a rate that can't be read or is out of range.
 var ErrRate = errors.New("policy: bad rate")
 
-// PerSecond is the rate of n tokens each second.
+// PerSecond returns the rate of n tokens each second.
 func PerSecond(n int64) Rate { return Rate{Tokens: n, Per: time.Second} }
 
 // ParseRate reads a rate as people write it: tokens, a slash, and a unit (us,
@@ -53,8 +53,8 @@ func ParseRate(s string) (Rate, error) {
 	return r, nil
 }
 
-// wholeRate returns a suggestion in place of a rate with a fraction of tokens, such as 1/2s for 0.5/s; nothing if there
-// is none that is short.
+// wholeRate returns a suggestion in place of a rate with a fraction of tokens, such as 1/2s for 0.5/s. It returns the
+// empty string if no valid rate is equal.
 func wholeRate(count, span string) string {
 	tokens, ok := new(big.Rat).SetString(count)
 	if !ok || tokens.Sign() <= 0 || span == "" || strings.ContainsAny(span, "0123456789.+-") {
@@ -120,8 +120,8 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%d/%s", r.Tokens, r.Per)
 }
 
-// InUnits is the same rate per second, minute, hour or day, whichever is the first
-// in which the tokens are whole; the rate itself if none is.
+// InUnits returns the same rate per second, minute, hour or day, whichever is the first in which the tokens are whole;
+// the rate itself if none is.
 func (r Rate) InUnits() Rate {
 	tokens, per := r.reduced()
 	for _, unit := range []time.Duration{time.Second, time.Minute, time.Hour, 24 * time.Hour} {
@@ -132,8 +132,7 @@ func (r Rate) InUnits() Rate {
 	return r
 }
 
-// Over is the number of whole tokens that fall due within d, at least 0; it
-// saturates at MaxTokens.
+// Over returns the number of whole tokens that fall due within d, at least 0; it saturates at MaxTokens.
 func (r Rate) Over(d time.Duration) int64 {
 	if d <= 0 || r.Tokens <= 0 || r.Per <= 0 {
 		return 0
@@ -146,8 +145,8 @@ func (r Rate) Over(d time.Duration) int64 {
 	return int64(min(n, MaxTokens))
 }
 
-// TimeFor is the time in which n tokens fall due, rounded up to a microsecond;
-// it saturates at the longest Duration.
+// TimeFor returns the time in which n tokens fall due, rounded up to a microsecond; it saturates at the longest
+// Duration.
 func (r Rate) TimeFor(n int64) time.Duration {
 	if n <= 0 || r.Tokens <= 0 {
 		return 0
@@ -168,14 +167,14 @@ func (r Rate) TimeFor(n int64) time.Duration {
 
 const maxDuration = time.Duration(1<<63 - 1)
 
-// Reduced is the same rate in lowest terms over microseconds. The zero Rate stays as it is.
+// Reduced returns the same rate in lowest terms over microseconds. The zero Rate stays as it is.
 func (r Rate) Reduced() Rate {
 	tokens, per := r.reduced()
 	return Rate{Tokens: tokens, Per: time.Duration(per) * time.Microsecond}
 }
 
-// reduced is the rate in lowest terms over microseconds, which keeps the
-// products of the scripts small. The zero Rate stays as it is.
+// reduced returns the rate in lowest terms over microseconds, which keeps the products of the scripts small. The zero
+// Rate stays as it is.
 func (r Rate) reduced() (tokens, per int64) {
 	tokens, per = r.Tokens, r.Per.Microseconds()
 	if tokens == 0 && per == 0 {
@@ -188,5 +187,5 @@ func (r Rate) reduced() (tokens, per int64) {
 	return tokens / a, per / a
 }
 
-// PerSecond is the rate in tokens per second.
+// PerSecond returns the rate in tokens per second.
 func (r Rate) PerSecond() float64 { return float64(r.Tokens) / r.Per.Seconds() }

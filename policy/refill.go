@@ -73,7 +73,7 @@ func (b *Bucket) judge(c Call, rank rank, newer bool, now int64) Status {
 	return StatusApplied
 }
 
-// due reports whether the instant that a call may credit has come and was not credited.
+// due reports whether the instant that a call may credit has come and has not been credited yet.
 func (s *Control) due(c Call, newer bool, now int64) bool {
 	instant := s.instant(c, newer)
 	return s.Terms.Kind == Stepped && s.Step < instant && instant <= now
@@ -102,14 +102,14 @@ func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) i
 	return tokens
 }
 
-// How terms that a call brings meet those in force.
+// rank says how the terms that a call brings compare with those in force.
 type rank int
 
 const (
-	older     rank = iota // or the same: they change nothing
-	newer                 // they replace them
-	differs               // others under the same fence: they are ignored
-	conflicts             // of the other kind, and not of a later configuration
+	older     rank = iota // older or the same: they change nothing
+	newer                 // newer: they replace those in force
+	differs               // different under the same fence: they are ignored
+	conflicts             // plain terms for a pool's bucket or the reverse, and not of a later configuration
 )
 
 // meet returns the terms after a call that brings others (nil for none), and how the two compare.
@@ -152,9 +152,9 @@ func (s *Control) scheduled(c Call) bool {
 	return s.Terms.Kind == Stepped && c.Terms != nil && c.Terms.Kind == Stepped && c.Terms.Per == s.Terms.Per
 }
 
-// instant is the scheduled instant that a call may credit: the one that it names, if
-// that is of the schedule in force; and before another schedule begins, the one that
-// comes next under this one.
+// instant returns the scheduled instant that a call may credit. If the call has the schedule in force, it is the
+// instant that the call names. If the call switches to another schedule, it is the next instant of the schedule in
+// force.
 func (s *Control) instant(c Call, switches bool) int64 {
 	switch {
 	case s.scheduled(c):
@@ -165,7 +165,7 @@ func (s *Control) instant(c Call, switches bool) int64 {
 	return 0
 }
 
-// span is the present period of the schedule in force; 0 if it isn't known.
+// span returns the present period of the schedule in force; 0 if it isn't known.
 func (s *Control) span(c Call) int64 {
 	switch {
 	case s.Terms.Kind != Stepped:
@@ -186,7 +186,7 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 		tokens = min(tokens, s.Terms.Capacity)
 	} else {
 		tokens = min(tokens, 0)          // below 0, a plain client is about to undo its try
-		if span := s.span(c); span > 0 { // or the step that was forgotten is credited again
+		if span := s.span(c); span > 0 { // otherwise the step that the server forgot would be credited again
 			given := int64(0)
 			if s.scheduled(c) {
 				given = c.Step
@@ -213,7 +213,8 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	if b.Index != nil {
 		index = *b.Index
 	}
-	// An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
+	// A plain client that tries to take from a missing bucket leaves the key with 0 tokens and nothing else. A number
+	// below 0 is a try that the client is about to undo.
 	adopted := tokens > 0 || index > 0 // a foreign client's bucket
 	switch {
 	case adopted:
@@ -240,10 +241,12 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	return out
 }
 
-// presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets its terms after
-// old, nil if it begins without state. Under strict terms all that the bucket lacks counts as outstanding, so that no
-// refill replaces what is held. A bucket under terms that aren't strict may have begun anew unnoticed, so strict terms
-// that follow find its records uncounted.
+// presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
+// gets new terms. old are the terms before; nil if the bucket begins without state.
+//
+// Under strict terms all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that are
+// held. A bucket whose terms weren't strict may have lost its state without a count of its records. So if its new terms
+// are strict, its records count as uncounted.
 func (s *Control) presume(old *Terms, tokens int64) {
 	strict := s.Terms.Strict
 	if strict && (old == nil || !old.Strict) && s.Due == 0 {
@@ -257,8 +260,9 @@ func (s *Control) presume(old *Terms, tokens int64) {
 	}
 }
 
-// nextEra returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
-// present. Otherwise two histories could have the same era, each begun by a caller that knew of the one before.
+// nextEra returns the era that follows another one: the present time. If the clock was ahead, so that the present is
+// not later than the era, it returns a later number that depends on the present. Otherwise two callers that know the
+// same era could begin two histories with the same next era.
 func nextEra(era, now int64) int64 {
 	if now > era {
 		return now
@@ -291,8 +295,8 @@ func (s *Control) fill(out *Outcome) {
 	}
 }
 
-// settle credits the stretch since the last refill under the terms in force:
-// debt first, then tokens.
+// settle credits the time since the last refill under the terms in force. The credit first pays debt, and then adds
+// tokens.
 func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) int64 {
 	out.Elapsed = max(0, now-s.Last)
 	var add int64
@@ -304,11 +308,11 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	paid := min(add, s.Debt)
 	s.Debt -= paid
 	add -= paid
-	room := s.room() + min(tokens, 0) // below 0, plain clients are about to undo their tries
+	room := s.room() + min(tokens, 0) // below 0, plain clients are about to undo their tries, which adds tokens
 	after := tokens + add
 	if over := after - room; over >= 0 {
 		out.Clamped = min(over, add)
-		after, s.Carry = room, 0 // a full bucket is owed nothing
+		after, s.Carry = room, 0 // a full bucket keeps no fraction of a token
 	}
 	out.Added = paid + max(0, after-tokens)
 	return after

@@ -78,14 +78,14 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	return c, nil
 }
 
-// patience is after how many years Next gives up, which it does only if the data of a zone leave out the same day every
-// year. No zone does.
+// patience is the number of years after which Next gives up. That happens only if the data of a zone leave out the same
+// day every year. No zone does.
 const patience = 20
 
 // Next implements Steps.
 //
-// It goes over the stretches between two changes of the zone's clock, in each of which the clock on the wall runs
-// evenly. The library that reads the fields never sees a change: it loses a day that begins with one.
+// It goes over the stretches between two changes of the zone's clock. Within a stretch the local time runs evenly. The
+// library that reads the fields gets only such stretches, because it loses a day that begins with a change.
 func (c *Calendar) Next(t time.Time) time.Time {
 	last := t.AddDate(patience, 0, 0)
 	for stretch := t; stretch.Before(last); {
@@ -111,7 +111,8 @@ func (c *Calendar) Next(t time.Time) time.Time {
 	return time.Time{}
 }
 
-// onWall is the first instant after t whose local time matches, in a zone that is always so many seconds ahead of UTC.
+// onWall returns the first instant after t whose local time matches, in a zone that is always offset seconds ahead of
+// UTC.
 func (c *Calendar) onWall(t time.Time, offset int) time.Time {
 	ahead := time.Duration(offset) * time.Second
 	next := c.schedule.Next(t.UTC().Add(ahead))
@@ -121,7 +122,7 @@ func (c *Calendar) onWall(t time.Time, offset int) time.Time {
 	return next.Add(-ahead).In(c.zone)
 }
 
-// repeated reports whether the local time of t has been before, since clocks were put back less than that span ago. No
+// repeated reports whether the local time of t has occurred before, because clocks were put back shortly before t. No
 // zone puts them back by more than a day.
 func repeated(t time.Time) bool {
 	for at := t.Add(-24 * time.Hour); ; {
@@ -142,14 +143,16 @@ func (c *Calendar) String() string { return c.spec + " " + c.zone.String() }
 // catchUp is the largest number of missed instants of a Calendar that Due considers.
 const catchUp = 1000
 
-// Due returns the step to credit next, as instants in Unix microseconds: the first one after stored that is not after
-// now, and the first one after that. due is 0 when nothing is due, next when nothing comes.
+// Due returns the step to credit next, and the step after it, in Unix microseconds. stored is the last step that was
+// credited. due is the first step after stored that is not after now; 0 if there is none. next is the first step after
+// due; 0 if there is none.
 //
-// Steps beyond the latest keep, at least 1, are passed over, since a full bucket could not hold their tokens. Of any
-// Steps but Every, at most 1,000 are kept. That bounds the work of a call after a long time without calls.
+// If more than keep steps have come since stored, Due passes over the earlier ones, since the bucket could not hold
+// their tokens. keep is at least 1. For any Steps but Every, it is at most 1,000. That bounds the work of a call after
+// a long time without calls.
 //
-// If stored is further ahead than the next three instants, it was not credited: the server's clock was ahead. next is
-// then the first instant after now, from which the refill script detects it.
+// If stored is later than the next three instants after now, it was set while the server's clock was ahead. Then due is
+// 0 and next is the first instant after now. The refill script detects the wrong clock by it.
 func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	if stored > now {
 		if first := after(s, now); first != 0 && stored > after(s, after(s, first)) {
@@ -164,8 +167,8 @@ func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	if due == 0 || due > now {
 		return 0, due
 	}
-	// Walk back in doubling spans until one holds keep instants. Steps are
-	// seldom closer than a minute, so the first span holds no more than that.
+	// Walk back in doubling spans until one holds keep instants. Two steps are seldom closer than a minute, so the first
+	// span seldom holds more.
 	keep = min(keep, catchUp)
 	for span := keep * time.Minute.Microseconds(); ; span *= 2 {
 		from := max(now-span, due-1)
@@ -180,7 +183,7 @@ func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	return due, after(s, due)
 }
 
-// due is Due by arithmetic.
+// due does the work of Due by arithmetic, without walking over the instants.
 func (e Every) due(stored, now, keep int64) (due, next int64) {
 	step := time.Duration(e).Microseconds()
 	if step < 1 {
@@ -194,8 +197,7 @@ func (e Every) due(stored, now, keep int64) (due, next int64) {
 	return n * step, (n + 1) * step
 }
 
-// latest is the last keep instants in (from, to], oldest first; nil if there
-// are fewer.
+// latest returns the last keep instants in (from, to], oldest first; nil if there are fewer.
 func latest(s Steps, from, to, keep int64) []int64 {
 	ring := make([]int64, 0, keep)
 	n := int64(0)
@@ -213,7 +215,7 @@ func latest(s Steps, from, to, keep int64) []int64 {
 	return append(ring[n%keep:], ring[:n%keep]...)
 }
 
-// after is the first instant after t in Unix microseconds; 0 if none comes.
+// after returns the first instant after t in Unix microseconds; 0 if none comes.
 func after(s Steps, t int64) int64 {
 	n := s.Next(time.UnixMicro(t))
 	if n.IsZero() {

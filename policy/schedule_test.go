@@ -161,7 +161,7 @@ func TestACalendarThatAZoneLeavesOutNeverComes(t *testing.T) {
 	require.Equal(t, instant(t, "2028-03-29T00:00:00Z"), fixed.Next(instant(t, "2028-01-01T00:00:00Z")).UTC())
 }
 
-// wallClock is what a clock on the wall shows, as if in UTC.
+// wallClock returns what a clock on the wall shows, as if in UTC.
 func wallClock(t time.Time) time.Time {
 	_, offset := t.Zone()
 	return t.UTC().Add(time.Duration(offset) * time.Second)
@@ -200,7 +200,7 @@ func TestParseCalendarRefuses(t *testing.T) {
 	}
 }
 
-// walk is Due as its description has it: by walking over every instant.
+// walk does what Due describes in the obvious way: it walks over every instant.
 func walk(s policy.Steps, stored, now, keep int64) (due, next int64) {
 	var window []int64
 	at := s.Next(time.UnixMicro(stored))

@@ -14,7 +14,7 @@ type Taking struct {
 // Take takes n tokens, all or nothing.
 func (b *Bucket) Take(n, now int64) Taking { return b.TakeLeaving(n, Leave{}, now) }
 
-// TakeLeaving is Take, which must leave some tokens.
+// TakeLeaving is like Take, but denies the take if fewer tokens than leave would remain.
 func (b *Bucket) TakeLeaving(n int64, leave Leave, now int64) Taking {
 	if b.Tokens == nil && b.Control == nil {
 		return Taking{}
@@ -27,7 +27,7 @@ func (b *Bucket) TakeLeaving(n int64, leave Leave, now int64) Taking {
 	return Taking{OK: true, Known: true, Taken: n, Tokens: b.held()}
 }
 
-// held is the number of tokens; a bucket that lost its key has none.
+// held returns the number of tokens; a bucket that lost its key has none.
 func (b *Bucket) held() int64 {
 	if b.Tokens == nil {
 		return 0
@@ -43,7 +43,7 @@ func (b *Bucket) add(n int64) {
 	}
 }
 
-// least is the number of tokens to leave.
+// least returns the number of tokens to leave.
 func (b *Bucket) least(l Leave) int64 {
 	if b.Control == nil {
 		return l.Of(0)
@@ -51,9 +51,9 @@ func (b *Bucket) least(l Leave) int64 {
 	return l.Of(b.Control.Terms.Capacity)
 }
 
-// Return gives n tokens back, up to the capacity, under strict terms less what is
-// outstanding, and reports how many the full bucket could not hold.
-// One that lost its key has no room: a refill makes it again, as OnLoss says.
+// Return gives n tokens back and returns how many of them the full bucket could not hold. The bucket holds at most its
+// capacity, or, under strict terms, its capacity less what is outstanding. A bucket that lost its tokens has no room
+// for any: a refill creates it again, as OnLoss says.
 func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false
@@ -66,10 +66,12 @@ func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	return clamped, true
 }
 
-// Wait returns the time, in microseconds, until the bucket holds n tokens if no client takes any. It is the time until
-// the refill after their credit falls due, and not less than until the first record ends if the outstanding tokens
-// leave no room for them. It is 0 if the bucket holds them, half an interval if that refill is overdue, and -1 if it
-// never will, or if nothing is known of its refills.
+// Wait returns the time, in microseconds, until the bucket holds n tokens if no client takes any:
+//
+//   - 0 if the bucket holds them.
+//   - Otherwise the time until the first refill at which they are due, or half an interval if that refill is overdue.
+//   - At least the time until the first reservation or lease ends, if the outstanding tokens leave no room for n.
+//   - -1 if the bucket will never hold them, or if nothing is known of its refills.
 func (b *Bucket) Wait(n, now int64) int64 {
 	tokens := b.held()
 	if tokens >= n {
@@ -79,7 +81,8 @@ func (b *Bucket) Wait(n, now int64) int64 {
 	if s == nil || n > s.Terms.Capacity {
 		return -1
 	}
-	// Conversions keep a product from being fused with a sum, which the script's doubles aren't.
+	// The conversions to float64 round each product before it is added to something, as Lua does. Without them the
+	// compiler may fuse a product and a sum into one operation.
 	need, interval := float64(n-tokens+s.Debt), float64(s.Terms.Interval)
 	var due float64
 	if s.Terms.Kind == Stepped {

@@ -51,18 +51,16 @@ const WhyNoLoss = "a template's bucket comes back full after a loss, since its n
 const (
 	MaxPrefix    = 256
 	MaxTemplates = 256
-	// MaxPlain is how many buckets may have names that a template matches and yet
-	// a policy of their own.
+	// MaxPlain is the most buckets with a policy of their own whose names match a template.
 	MaxPlain = 1000
 )
 
-// ErrTemplates is returned for templates that don't go together, or that can't be
-// read.
+// ErrTemplates is returned for templates that contradict each other, or that can't be read.
 var ErrTemplates = errors.New("policy: bad templates")
 
 // TemplateError is a problem with one of several templates.
 type TemplateError struct {
-	At  int // its place in the list
+	At  int // the template's place in the list
 	Err error
 }
 
@@ -147,14 +145,14 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	return nil
 }
 
-// Override is what is different for one key of a template. A zero field is the
-// template's. If a step of the template's schedule fills its buckets, it also fills the key's.
+// Override is the part of the policy that is different for one key of a template. A field that is zero has the
+// template's value. If each step of the template's schedule fills its buckets, it also fills the bucket of the key.
 type Override struct {
 	Capacity int64
 	Rate     Rate
 }
 
-// With is the template for one key. The error is that of Validate.
+// With returns the template for one key. The error is that of Validate.
 func (t Template) With(o Override) (Template, error) {
 	if o.Capacity != 0 {
 		if t.Policy.StepTokens == t.Policy.Capacity { // a step fills the budget
@@ -177,8 +175,8 @@ type CompiledTemplate struct {
 	parts []string
 }
 
-// Templates is a set of templates of which at most one counts for a key. It
-// doesn't change and is safe for concurrent use. A nil *Templates has none.
+// Templates is a set of templates. At most one of them applies to a key. The set doesn't change and is safe for
+// concurrent use. A nil *Templates has no templates.
 type Templates struct {
 	version int64
 	list    []*CompiledTemplate // the more specific one of two that match a key comes first
@@ -208,8 +206,8 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 		}
 		s.list = append(s.list, r)
 	}
-	// Of two that match one key, one matches only keys that the other does: it has
-	// more literal bytes, or as many and more stars.
+	// If two templates match one key, all keys that one of them matches are matched by the other one, too. The first one
+	// is more specific: it has more literal bytes, or as many and more stars.
 	slices.SortFunc(s.list, func(a, b *CompiledTemplate) int {
 		stars := func(r *CompiledTemplate) int { return strings.Count(r.Prefix, "*") }
 		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)),
@@ -283,7 +281,7 @@ func compare(x string, xLast bool, y string, yLast bool) (meet, xWider, yWider b
 	return false, false, false
 }
 
-// Version is the version of the configuration that the set is from.
+// Version returns the version of the configuration that the set is from.
 func (s *Templates) Version() int64 {
 	if s == nil {
 		return 0
@@ -291,8 +289,7 @@ func (s *Templates) Version() int64 {
 	return s.version
 }
 
-// All are the templates, the more specific ones first. They are not to be
-// changed.
+// All returns the templates, the more specific ones first. They are not to be changed.
 func (s *Templates) All() []*CompiledTemplate {
 	if s == nil {
 		return nil
@@ -300,8 +297,8 @@ func (s *Templates) All() []*CompiledTemplate {
 	return s.list
 }
 
-// Of is the template that counts for a key; nil if none matches it, or if the
-// key is a bucket with a policy of its own.
+// Of returns the template that applies to a key; nil if none matches it, or if the key is a bucket with a policy of its
+// own.
 func (s *Templates) Of(key string) *CompiledTemplate {
 	if s == nil || len(s.list) == 0 {
 		return nil
@@ -355,12 +352,12 @@ func (r *CompiledTemplate) matches(key string) bool {
 	return true
 }
 
-// Equal reports whether both sets say the same under the same version.
+// Equal reports whether both sets have the same templates and the same version.
 func (s *Templates) Equal(o *Templates) bool {
 	return s.Version() == o.Version() && s.Encode() == o.Encode()
 }
 
-// SameAs reports whether both sets say the same, whatever their versions.
+// SameAs reports whether both sets have the same templates, whatever their versions are.
 func (s *Templates) SameAs(o *Templates) bool {
 	if len(s.All()) != len(o.All()) || !maps.Equal(s.named(), o.named()) {
 		return false
@@ -377,7 +374,7 @@ func (s *Templates) SameAs(o *Templates) bool {
 // Plain returns the names of the buckets that have policies of their own, though a template matches them.
 func (s *Templates) Plain() []string { return slices.Sorted(maps.Keys(s.named())) }
 
-// named are the buckets with policies of their own.
+// named returns the buckets with policies of their own.
 func (s *Templates) named() map[string]bool {
 	if s == nil {
 		return nil
@@ -397,12 +394,12 @@ type templateText struct {
 	Enforce string `json:"enforce"`
 	Terms   string `json:"terms"`
 	MaxKeys int64  `json:"max_keys,omitempty"`
-	// Schedule is that of budgets. The number in the terms only names it.
+	// Schedule is the schedule of budgets. The terms have only a number that names it.
 	Schedule *scheduleText `json:"schedule,omitempty"`
 	Flows    *Flows        `json:"flows,omitempty"`
 }
 
-// Encode writes the set as it is published: equal sets as equal texts.
+// Encode returns the text in which the set is published. Equal sets have equal texts.
 func (s *Templates) Encode() string {
 	text := templatesText{Version: s.Version(), Templates: []templateText{}}
 	for _, r := range s.All() {
@@ -453,7 +450,8 @@ func DecodeTemplates(s string) (*Templates, error) {
 	return set, nil
 }
 
-// Policy is the policy of terms without a grant. That of stepped terms lacks the schedule, of which they have the name.
+// Policy returns the policy of terms, without a grant. The policy of stepped terms lacks the schedule, since the terms
+// have only a number that names it.
 func (t Terms) Policy() Policy {
 	initial := t.Initial
 	return Policy{

@@ -94,8 +94,7 @@ func TestALazyTemplateHasNoRefillInterval(t *testing.T) {
 	}
 }
 
-// match is the meaning of a prefix, said in another way: try every length for
-// every star.
+// match reports what a prefix matches in a slow and obvious way: it tries every length for every star.
 func match(prefix, key string) bool {
 	head, tail, starred := strings.Cut(prefix, "*")
 	if !strings.HasPrefix(key, head) {

@@ -13,9 +13,9 @@ import (
 // ErrTerms is returned for terms that can't be read.
 var ErrTerms = errors.New("policy: bad terms")
 
-// Fence orders the terms of one bucket within its kind: a later fence replaces an
-// earlier one, never the other way round. A plain bucket's is (version of the
-// configuration, 0), a pool's (epoch, seq).
+// Fence orders the terms of one bucket: terms with a later fence replace terms with an earlier one, never the reverse.
+// The fence of a plain bucket is (version of the configuration, 0). The fence of a pool's bucket is (epoch, seq). Two
+// fences of different kinds are not compared.
 type Fence struct{ Epoch, Seq int64 }
 
 // Before reports whether f is older than g.
@@ -27,8 +27,7 @@ func (f Fence) Before(g Fence) bool {
 // every version of a configuration, so no refiller replaces an override by the template's policy.
 const OwnEpoch = 1 << 52
 
-// Own reports whether the fence is of a policy that one key has alone: an override.
-// That of a pool never is: its epochs are lower.
+// Own reports whether the fence is that of an override. The fence of a pool never is, because its epochs are lower.
 func (f Fence) Own() bool { return f.Epoch >= OwnEpoch }
 
 // Kind is how credit falls due.
@@ -55,15 +54,15 @@ type Terms struct {
 	OnRollback Rollback
 	CarryOver  CarryOver
 	Degraded   Degraded
-	Shadow     bool // encoded with Degraded, as shadowed more
-	Divided    bool // among flows; encoded with Degraded, as divided more
+	Shadow     bool // encoded with Degraded: adds shadowed to its number
+	Divided    bool // among flows; encoded with Degraded: adds divided to its number
 
 	// Template marks the buckets of a template, which expire.
 	Template bool
 
-	// Pool marks a pool's bucket. Version and PoolsVersion are then those of the configuration of the replica that brings
-	// the terms. Otherwise they are 0, and the fence has the version. Between a pool's terms and plain ones only the
-	// version decides.
+	// Pool marks a pool's bucket. Version and PoolsVersion are then the versions in the configuration of the replica that
+	// sends the terms. For other buckets they are 0, since the fence has the version. If one of two terms is a pool's and
+	// the other one is not, only the versions decide which is in force.
 	Pool                  bool
 	Version, PoolsVersion int64
 
@@ -74,8 +73,8 @@ type Terms struct {
 	GrantEnd    int64
 	GrantEra    int64
 
-	// Strict keeps room in the bucket for what is outstanding in reservations and
-	// leases: it is refilled up to its capacity less that.
+	// Strict keeps room in the bucket for the tokens that are outstanding in reservations and leases. The bucket is
+	// refilled up to its capacity less these tokens.
 	Strict bool
 }
 
@@ -101,7 +100,7 @@ func (p Policy) Terms(f Fence) Terms {
 // Budget reports whether the terms are those of a budget: a bucket of a template with a schedule.
 func (t Terms) Budget() bool { return t.Template && t.Kind == Stepped }
 
-// FileVersion is the version of the configuration that the terms are from.
+// FileVersion returns the version of the configuration that the terms are from.
 func (t Terms) FileVersion() int64 {
 	if t.Pool {
 		return t.Version
@@ -109,8 +108,8 @@ func (t Terms) FileVersion() int64 {
 	return t.Fence.Epoch
 }
 
-// sameAmounts reports whether both terms fill a bucket alike. Whatever else differs, such as the fence, a grant or what
-// consumers do in an outage, is no reason to carry anything over.
+// sameAmounts reports whether both terms have the same capacity and the same rate or schedule. Only a change of these
+// makes CarryOver apply. A change of the fence, a grant or the degraded mode, for example, does not.
 func (t Terms) sameAmounts(o Terms) bool {
 	return t.Kind == o.Kind && t.Capacity == o.Capacity && t.Tokens == o.Tokens && t.Per == o.Per
 }
@@ -123,21 +122,21 @@ func nameOf(s Steps) int64 {
 	return int64(hash.Sum64()>>17) + 1
 }
 
-// MaxElapsed is the longest stretch that one refill credits, in microseconds:
-// the time to fill the bucket, but no more than 2 s or five intervals.
+// MaxElapsed returns the longest stretch that one refill credits, in microseconds: the time to fill the bucket, but no
+// more than 2 s or five intervals.
 func MaxElapsed(capacity, tokens, per, interval int64) int64 {
 	fill := float64(capacity) * float64(per) / float64(tokens)
 	return int64(min(math.Ceil(fill), float64(max(2_000_000, 5*interval))))
 }
 
-// Added to the number of Degraded: shadowed under a policy in shadow mode, divided under that of a bucket with flows.
+// Numbers that the encoding adds to Degraded: shadowed in shadow mode, divided for a bucket with flows.
 const (
 	shadowed = 4
 	divided  = 8
 )
 
-// How many numbers Encode writes: choices, pool and grant follow the first ones, and
-// are seldom made.
+// The fewest and the most numbers that Encode writes. The first ones are always written. Those of choices, pool and
+// grant follow, and are zero for most buckets.
 const (
 	leastNumbers = 6
 	mostNumbers  = 18
@@ -152,7 +151,7 @@ const (
 	KindBudget // stepped and of a template
 )
 
-// numbers are the terms in the order of their encoding.
+// numbers returns the terms in the order of their encoding.
 func (t *Terms) numbers() [mostNumbers]int64 {
 	kind := int64(KindPlain)
 	version := t.Fence.Epoch
@@ -206,7 +205,7 @@ func (t Terms) Append(b []byte) []byte {
 	return b
 }
 
-// DecodeTerms reads what Encode wrote, and refuses numbers that no Terms have.
+// DecodeTerms reads what Encode wrote. It returns ErrTerms for numbers that Encode never writes.
 func DecodeTerms(s string) (Terms, error) {
 	words := strings.Fields(s)
 	if len(words) > mostNumbers {
@@ -223,7 +222,7 @@ func DecodeTerms(s string) (Terms, error) {
 	return TermsOf(numbers[:len(words)])
 }
 
-// TermsOf is DecodeTerms of the numbers that the text has.
+// TermsOf is like DecodeTerms, but takes the numbers that DecodeTerms reads from a text.
 func TermsOf(numbers []int64) (Terms, error) {
 	if len(numbers) < leastNumbers || len(numbers) > mostNumbers {
 		return Terms{}, fmt.Errorf("%w: %d numbers, want %d to %d", ErrTerms, len(numbers), leastNumbers, mostNumbers)
@@ -270,8 +269,8 @@ func (t Terms) Granted(era, now int64) bool {
 	return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd
 }
 
-// Due is what smooth terms credit a bucket in an era for the time between two instants, in Unix microseconds: whole
-// tokens, and the carry after them.
+// Due returns what smooth terms credit a bucket in an era for the time between two instants, in Unix microseconds:
+// whole tokens, and the carry after them.
 func (t *Terms) Due(era, last, carry, now int64) (tokens, rest int64) {
 	elapsed := min(max(0, now-last), t.MaxElapsed)
 	granted := int64(0)
@@ -282,7 +281,7 @@ func (t *Terms) Due(era, last, carry, now int64) (tokens, rest int64) {
 	return units / t.Per, units % t.Per
 }
 
-// Rate is the smooth rate of the terms without a grant; zero if stepped.
+// Rate returns the smooth rate of the terms without a grant; zero if stepped.
 func (t Terms) Rate() Rate {
 	if t.Kind != Smooth {
 		return Rate{}

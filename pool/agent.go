@@ -200,7 +200,7 @@ func (a *Agent) Update(s Settings) error {
 	return nil
 }
 
-// State is a snapshot.
+// State returns a snapshot.
 func (a *Agent) State() AgentState {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -121,8 +121,8 @@ func (a *Agent) restart(name string, b *bucket, t lua.Ticket) {
 	}
 }
 
-// report is what to write of a view. Of a bucket that couldn't be read, or that can't begin the era that it should, it
-// carries the usage over.
+// report returns what to write of a view. Of a bucket that couldn't be read, or that can't begin the era that it
+// should, it carries the usage over.
 func (a *Agent) report(v view) report {
 	for _, name := range v.names {
 		if b := a.bucket(name); !v.tickets[name].timed() && b.counted != (ticket{}) {
@@ -178,7 +178,7 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 	}
 }
 
-// shareOf is what is in force if the server has the newest terms.
+// shareOf returns what is in force if the server has the newest terms.
 func shareOf(pool string, t policy.Terms, at lua.Ticket) Share {
 	s := Share{Pool: pool, Floor: t.Rate(), Capacity: t.Capacity, Tokens: at.Tokens}
 	s.Rate = s.Floor

@@ -20,7 +20,7 @@ func (c *claim) add(u unit, t policy.Terms) {
 	}
 }
 
-// claims are what the region may be using, and what is recorded of that.
+// claims returns what the region may be using, and what is recorded of that.
 func (a *account) claims(u unit) (inForce, recorded claim) {
 	inForce = a.offered(u)
 	for _, t := range a.recorded {
@@ -55,7 +55,7 @@ func (a *account) keeps(u unit) claim {
 	return c
 }
 
-// known is the offer less a rate that has ended.
+// known returns the offer less a rate that has ended.
 func (o offer) known() policy.Terms {
 	t := o.terms
 	if o.void {
@@ -92,7 +92,7 @@ func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Te
 	return t
 }
 
-// terms are a grant of rate above floor, without its end.
+// terms returns a grant of rate above floor, without its end.
 func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 	interval := policy.DefaultInterval
 	if l.pool != nil {

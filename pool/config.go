@@ -53,7 +53,7 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// record is what cfg holds.
+// record returns what cfg holds.
 func (s Settings) record() string {
 	text := s.encode()
 	if len(text) <= maxText {

@@ -180,5 +180,5 @@ func (c *Coordinator) govern(ctx context.Context, l leadership) error {
 	return context.Cause(ctx)
 }
 
-// backoff is how long to wait after so many failures in a row.
+// backoff returns how long to wait after so many failures in a row.
 func backoff(failures int) time.Duration { return timing.Doubled(pace, failures, maxPace) }

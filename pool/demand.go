@@ -43,7 +43,7 @@ func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration,
 	d.level = d.level*keep + sample*(1-keep)
 }
 
-// units is the demand with headroom, from 0 to most.
+// units returns the demand with headroom, from 0 to most.
 func (d *demand) units(most int64) int64 {
 	return int64(math.Round(min((1+headroom)*d.level, float64(most))))
 }
@@ -54,7 +54,7 @@ type sample struct {
 	rate  float64
 }
 
-// nextSample is the sample that a report of the ticket would make; not ok if it would make none, being too short.
+// nextSample returns the sample that a report of the ticket would make; not ok if it would make none, being too short.
 func (b *bucket) nextSample(t ticket, period time.Duration) (sample, bool) {
 	from := b.sample.until
 	elapsed, goesOn := t.since(from)

@@ -31,7 +31,7 @@ func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	return shares
 }
 
-// Floors are what the regions may always use, in tokens per second.
+// Floors returns what the regions may always use, in tokens per second.
 func (p Pool) Floors() map[string]float64 {
 	u, floors := p.unit(), map[string]float64{}
 	for i, part := range p.parts() {
@@ -40,7 +40,7 @@ func (p Pool) Floors() map[string]float64 {
 	return floors
 }
 
-// claimant is a region as allocation sees it that could use so much and may get at most so much; 0 for no limit.
+// claimant returns a region as allocation sees it that could use so much and may get at most so much; 0 for no limit.
 func (p part) claimant(region string, demand, most int64) policy.Claimant {
 	return policy.Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
 }

@@ -42,7 +42,7 @@ func (w *world) canDouble(region string) bool {
 // mostFloor is the highest floor of any region in any schedule.
 const mostFloor = 100
 
-// lateness is the longest time between two refills of a server that works.
+// lateness returns the longest time between two refills of a server that works.
 func (s *simRedis) lateness() time.Duration { return 2 * time.Second }
 
 // stopProcs kills the processes on a server.

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ownBucket is a bucket of no pool, with the whole rate of the pool that it is to become.
+// ownBucket returns a bucket of no pool, with the whole rate of the pool that it is to become.
 func ownBucket() *policy.Policy {
 	return &policy.Policy{Capacity: 3000, Rate: policy.PerSecond(1000), Interval: simInterval}
 }
@@ -35,7 +35,7 @@ func (w *world) bounded() {
 	})
 }
 
-// taken is what all regions' consumers have taken.
+// taken returns what all regions' consumers have taken.
 func (w *world) taken() (n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

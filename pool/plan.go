@@ -144,8 +144,8 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	return live, free, room, max(rest, floors)
 }
 
-// reserved is what a region may be using that has acknowledged nothing here: the floor that its file says or, in a pool
-// that lends already, its part by weight.
+// reserved returns what a region may be using that has acknowledged nothing here: the floor that its file says or, in a
+// pool that lends already, its part by weight.
 func (l *ledger) reserved(p part) int64 {
 	if !l.open {
 		return p.floor
@@ -153,8 +153,8 @@ func (l *ledger) reserved(p part) int64 {
 	return max(p.floor, p.fair)
 }
 
-// most is the most that a live region may get now. While what is in use isn't known, because etcd's history isn't the
-// whole one or because its records add up to more than there is, it is what the region's own ticket shows in force.
+// most returns the most that a live region may get now. While what is in use isn't known, because etcd's history isn't
+// the whole one or because its records add up to more than there is, it is what the region's own ticket shows in force.
 func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 	most := l.unit.total
 	if s.p.ceiling > 0 {
@@ -285,7 +285,7 @@ func (l *ledger) grow(live []member, free int64) {
 	}
 }
 
-// offer is what the region is to be offered, if that is worth a write.
+// offer returns what the region is to be offered, if that is worth a write.
 func (l *ledger) offer(s member, capacity int64, timing Timing) (policy.Terms, bool) {
 	old := s.newest()
 	rate, granted := s.target, s.granted(l.unit)

@@ -185,10 +185,10 @@ func (p Pool) maxElapsed() int64 {
 // unit is what the rates of one pool are counted in: whole units of 1 token per per µs. total is the pool's rate.
 type unit struct{ total, per int64 }
 
-// perSecond is a rate of n units in tokens per second.
+// perSecond returns a rate of n units in tokens per second.
 func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.per) }
 
-// units is how many units a rate in tokens per second is.
+// units returns how many units a rate in tokens per second is.
 func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
 
 // resolution is how many units a pool's rate has at least, if they fit.
@@ -202,7 +202,7 @@ func (p Pool) unit() unit {
 	return unit{a * max(k, 1), b * max(k, 1)}
 }
 
-// of is a rate in whole units, rounded down.
+// of returns a rate in whole units, rounded down.
 func (u unit) of(r policy.Rate) int64 {
 	if r == (policy.Rate{}) {
 		return 0
@@ -213,7 +213,7 @@ func (u unit) of(r policy.Rate) int64 {
 // part is a region's part in units and tokens, with defaults filled in. fair is its part of the rate by weight.
 type part struct{ weight, fair, floor, ceiling, burst, since int64 }
 
-// parts are those of p.Regions, in their order.
+// parts returns the parts of p.Regions, in their order.
 func (p Pool) parts() []part {
 	u := p.unit()
 	var weights int64
@@ -234,8 +234,8 @@ func (p Pool) parts() []part {
 	return parts
 }
 
-// Start are the terms of a region's bucket before any grant: its floor and its
-// capacity. Their version is for the caller to set.
+// Start returns the terms of a region's bucket before any grant: its floor and its capacity. Their version is for the
+// caller to set.
 func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
 	i := slices.IndexFunc(p.Regions, func(r Region) bool { return r.Name == region })
 	part := p.parts()[i]
@@ -262,7 +262,7 @@ type Timing struct {
 // DefaultTiming goes with an election TTL of 5 s.
 func DefaultTiming() Timing { return Timing{Report: time.Second, Lease: 12 * time.Second} }
 
-// ForTTL is the timing for an election whose lease has the given TTL.
+// ForTTL returns the timing for an election whose lease has the given TTL.
 func ForTTL(ttl time.Duration) Timing {
 	t := DefaultTiming()
 	t.Lease = max(t.Lease, t.Report+2*ttl+time.Second)

@@ -86,7 +86,7 @@ type recording struct {
 	terms []policy.Terms
 }
 
-// write is the share of a region as it should be; false if there is nothing to write.
+// write returns the share of a region as it should be; false if there is nothing to write.
 func (t *term) write(region string) (sharing, bool) {
 	var entries []recording
 	text := shareHead(t.lease)

@@ -128,7 +128,7 @@ func (a *area) want(n float64) {
 	a.demand = n
 }
 
-// rate is what is in force in the region's Redis, in tokens per second.
+// rate returns what is in force in the region's Redis, in tokens per second.
 func (a *area) rate(t require.TestingT, key string) float64 {
 	p, err := lua.Peek(context.Background(), a.rdb, key, 1)
 	if err != nil || p.Terms == nil {

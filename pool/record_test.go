@@ -228,7 +228,7 @@ func TestDemandRisesAtOnceAndFallsByHalves(t *testing.T) {
 	require.EqualValues(t, 55, idle.units(1000), "a region without a share can start")
 }
 
-// encode is the share as a coordinator writes it.
+// encode returns the share as a coordinator writes it.
 func (s share) encode() string {
 	b := shareHead(s.lease)
 	var rows table

@@ -44,7 +44,7 @@ type ticket struct {
 // timed reports whether the ticket has an instant.
 func (t ticket) timed() bool { return t.now > 0 }
 
-// ticketOf is what is reported of a bucket.
+// ticketOf returns what is reported of a bucket.
 func ticketOf(t lua.Ticket) ticket {
 	r := ticket{now: t.Now, era: t.Version.Era, tokens: t.Tokens, added: t.Added, denied: t.Denied}
 	if t.Terms == nil {
@@ -77,7 +77,7 @@ func (t ticket) acknowledges(o policy.Terms) bool {
 	return t.kind == pooled && t.terms == o
 }
 
-// rate is what was in force, in units, rounded down.
+// rate returns what was in force, in units, rounded down.
 func (t ticket) rate(u unit) int64 {
 	n := t.terms.Tokens
 	if t.kind == pooled && t.terms.Granted(t.era, t.now) {

@@ -23,7 +23,7 @@ type table struct {
 	before [][]int64 // of each nth line, the latest
 }
 
-// base is what the next line, of so many numbers, is held against.
+// base returns what the next line, of so many numbers, is held against.
 func (t *table) base(name string, count int) []int64 {
 	t.nth++
 	if name != t.name || t.before == nil {

@@ -37,10 +37,10 @@ type grants struct {
 
 const grantNumbers = 12
 
-// flags are the bits of a pool's flags, the lowest first.
+// flags returns the bits of a pool's flags, the lowest first.
 func (g *grants) flags() []*bool { return []*bool{&g.joined, &g.open, &g.restored, &g.doubled} }
 
-// shareHead is the first line of a share.
+// shareHead returns the first line of a share.
 func shareHead(lease time.Duration) []byte {
 	return fmt.Appendf(nil, "%s lease %d\n", format, lease.Microseconds())
 }

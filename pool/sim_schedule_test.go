@@ -228,8 +228,7 @@ func live(t *testing.T, seed uint64, s sabotage, schedule func(w *world)) (o out
 	return o
 }
 
-// schedules is how many random schedules a test lives through: REFILLER_SCHEDULES
-// or the number given.
+// schedules returns how many random schedules a test lives through: REFILLER_SCHEDULES or the number given.
 func schedules(t *testing.T, otherwise int) int {
 	if v := os.Getenv("REFILLER_SCHEDULES"); v != "" {
 		n, err := strconv.Atoi(v)
@@ -405,7 +404,7 @@ func restoreWhileCutOff(w *world) {
 	time.Sleep(25 * time.Second)
 }
 
-// followTimes are how long after a change of demand a region has 90 % of what it gains by it.
+// followTimes returns how long after a change of demand a region has 90 % of what it gains by it.
 func followTimes(t *testing.T, first uint64, n int, before, after map[string]float64, region string) []time.Duration {
 	var times []time.Duration
 	for i := range uint64(n) {

@@ -91,7 +91,7 @@ type simFile struct {
 	plain   *policy.Policy
 }
 
-// home is the world of the servers.
+// home returns the world of the servers.
 func (w *world) home() *world {
 	if w.host != nil {
 		return w.host
@@ -148,7 +148,7 @@ func (s slew) gained() time.Duration {
 	return s.had + time.Duration(s.rate*float64(time.Since(s.since)))
 }
 
-// at is the slew with another rate from now on.
+// at returns the slew with another rate from now on.
 func (s slew) at(rate float64) slew { return slew{rate, time.Now(), s.gained()} }
 
 // maxSlew is what time daemons slew at most: chrony's maxslewrate is 83,333 ppm.
@@ -192,7 +192,7 @@ func cloneBucket(b policy.Bucket) policy.Bucket {
 	return c
 }
 
-// rate is what is in force, in tokens per second.
+// rate returns what is in force, in tokens per second.
 func (s *simRedis) rate() float64 {
 	c := s.bucket.Control
 	if c == nil || s.pending { // the refill that notices a rollback credits nothing for the time before it
@@ -707,7 +707,7 @@ func newWorld(t *testing.T, seed uint64, p Pool, s sabotage) *world {
 	return w
 }
 
-// beside is a world of processes on the servers of another one, that meet in an etcd of their own.
+// beside returns a world of processes on the servers of another one, that meet in an etcd of their own.
 func (w *world) beside() *world {
 	other := &world{
 		t: w.t, rng: w.rng, noise: rand.New(rand.NewPCG(w.rng.Uint64(), 2)), log: w.log, pool: w.pool, timing: w.timing,
@@ -802,7 +802,7 @@ func (p *proc) refillLoop() {
 	}
 }
 
-// nextCall is as refill.Refiller makes it of the process' file and of the newest terms.
+// nextCall returns the call that refill.Refiller makes of the process' file and of the newest terms.
 func (p *proc) nextCall(isPlain, create bool) policy.Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -987,14 +987,14 @@ func (p *proc) suspend() {
 	p.set(func() { p.asleep = time.Now() })
 }
 
-// now is the time on the process' monotonic clock.
+// now returns the time on the process' monotonic clock.
 func (p *proc) now() time.Time {
 	gained := time.Duration(0)
 	p.set(func() { gained = p.slew.gained() })
 	return p.raw().Add(gained)
 }
 
-// raw is the time on the clock of the process' host that isn't slewed.
+// raw returns the time on the clock of the process' host that isn't slewed.
 func (p *proc) raw() (now time.Time) {
 	p.set(func() {
 		now = time.Now().Add(-p.behind)
@@ -1041,7 +1041,7 @@ func (w *world) demands(d map[string]float64) {
 	w.record("demand %v", d)
 }
 
-// rates are those in force, in tokens per second.
+// rates returns the rates in force, in tokens per second.
 func (w *world) rates() map[string]float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1052,7 +1052,7 @@ func (w *world) rates() map[string]float64 {
 	return r
 }
 
-// allocated is what the regions should get for their true demands.
+// allocated returns what the regions should get for their true demands.
 func (w *world) allocated() map[string]float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1127,7 +1127,7 @@ func (w *world) stepClock(region string, by time.Duration) {
 	w.check()
 }
 
-// simSeed is REFILLER_SEED or, for a run of its own, the number given.
+// simSeed returns REFILLER_SEED or, for a run of its own, the number given.
 func simSeed(t *testing.T, otherwise uint64) (seed uint64, fixed bool) {
 	if v := os.Getenv("REFILLER_SEED"); v != "" {
 		n, err := strconv.ParseUint(v, 10, 64)

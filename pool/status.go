@@ -89,9 +89,9 @@ func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (St
 	return s, err
 }
 
-// ReadLiveStatus is ReadStatus that also finds out which regions are alive: those that write another report. Instants
-// in reports are those of the regions' own clocks and can't be compared. It waits for the named regions, or for all
-// that have ever reported if none is named, and for 2.5 s at most.
+// ReadLiveStatus is like ReadStatus, and also finds out which regions are alive: those that write another report.
+// Instants in reports are those of the regions' own clocks and can't be compared. It waits for the named regions, or
+// for all that have ever reported if none is named, and for 2.5 s at most.
 func ReadLiveStatus(ctx context.Context, client *clientv3.Client, prefix string, regions ...string) (Status, error) {
 	return readLiveStatus(ctx, newEtcdRegistry(client, prefix), regions...)
 }

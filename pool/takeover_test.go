@@ -61,7 +61,7 @@ func narrow(t *testing.T, server string, perSecond int) string {
 	return listener.Addr().String()
 }
 
-// manyPools are the records of many pools, by key.
+// manyPools returns the records of many pools, by key.
 func manyPools(pools, regions int) map[string]string {
 	settings := Settings{Version: 1}
 	for i := range pools {

@@ -118,7 +118,7 @@ func (t *term) listen(ctx context.Context) error {
 	return err
 }
 
-// rest is how long nothing needs to be done if nothing happens, not before next.
+// rest returns how long nothing needs to be done if nothing happens, not before next.
 func (t *term) rest(next time.Time) time.Duration {
 	at := next.Add(t.timing.Report)
 	for _, l := range t.ledgers {
@@ -208,7 +208,7 @@ func (t *term) rewrite() {
 	}
 }
 
-// byName are the ledgers in the order of their names.
+// byName returns the ledgers in the order of their names.
 func (t *term) byName() []*ledger {
 	if t.order == nil {
 		t.order = slices.SortedFunc(maps.Values(t.ledgers), func(l, m *ledger) int { return strings.Compare(l.name, m.name) })

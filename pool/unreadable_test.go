@@ -22,7 +22,7 @@ func (w *world) tamper(key string, change func(old string) (value string, delete
 	w.record("tampered with %s", key)
 }
 
-// asLater is a share as a later release might write it.
+// asLater returns a share as a later release might write it.
 func asLater(share string) (string, bool) { return "2" + strings.TrimPrefix(share, format), false }
 
 func (w *world) killTheLeader() {

@@ -17,7 +17,7 @@ type usage struct {
 	ahead int64 // of it, what has come back since, so that as much is taken again without counting
 }
 
-// usageFrom is the usage at a ticket, given an earlier one with the usage then.
+// usageFrom returns the usage at a ticket, given an earlier one with the usage then.
 func (t ticket) usageFrom(before ticket) usage {
 	switch {
 	case t.kind != pooled:
@@ -32,13 +32,13 @@ func (t ticket) usageFrom(before ticket) usage {
 	return usage{used, used - net}
 }
 
-// since is how long after an earlier ticket this one is; it doesn't go on if the bucket counts anew since then.
+// since returns how long after an earlier ticket this one is; it doesn't go on if the bucket counts anew since then.
 func (t ticket) since(before ticket) (elapsed time.Duration, goesOn bool) {
 	elapsed = time.Duration(t.now-before.now) * time.Microsecond
 	return elapsed, t.era == before.era && elapsed >= 0 && t.added >= before.added && t.denied >= before.denied
 }
 
-// taken is what was taken since an earlier ticket of the same era, less what came back.
+// taken returns what was taken since an earlier ticket of the same era, less what came back.
 func (t ticket) taken(before ticket) int64 {
 	return t.added - before.added + min(before.tokens, t.terms.Capacity) - t.tokens
 }
@@ -50,7 +50,7 @@ func (b *bucket) count(t ticket) ticket {
 	return t
 }
 
-// usageOnly is a ticket without an instant that the usage goes on from as from this one.
+// usageOnly returns a ticket without an instant that the usage goes on from as from this one.
 func (t ticket) usageOnly() ticket {
 	t.now, t.denied = 0, 0
 	t.terms = policy.Terms{Pool: t.terms.Pool, Capacity: t.terms.Capacity, Per: t.terms.Per}

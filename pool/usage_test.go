@@ -147,7 +147,7 @@ func (s *shown) put(_ context.Context, _, report string) (int64, error) {
 	return 1, nil
 }
 
-// agent is a new replica of the region, which reads what was reported before.
+// agent returns a new replica of the region, which reads what was reported before.
 func (s *shown) agent(t *testing.T) *Agent {
 	settings := Settings{Version: 1, Pools: []Pool{simPool("far"), simPool("near")}}
 	a := newAgent(AgentConfig{Region: "eu", Settings: settings, Timing: DefaultTiming(), Logger: hclog.NewNullLogger()},

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// users is a set of one template: 60 tokens at a rate, refilled once a second.
+// users returns a set of one template: 60 tokens at a rate, refilled once a second.
 func users(t testing.TB, version int64, rate policy.Rate) *policy.Templates {
 	set, err := policy.NewTemplates(version, []policy.Template{{
 		Prefix: "user:", Policy: policy.Policy{Capacity: 60, Rate: rate, Interval: time.Second},
@@ -33,7 +33,7 @@ func userKeys(n int) []string {
 	return keys
 }
 
-// shardsHeld are how many shards of the template each replica refills.
+// shardsHeld returns how many shards of the template each replica refills.
 func shardsHeld(replicas []*replica) (held []int) {
 	for _, r := range replicas {
 		held = append(held, r.Stats().Templates[0].Shards)
@@ -41,7 +41,7 @@ func shardsHeld(replicas []*replica) (held []int) {
 	return held
 }
 
-// worstGap is the longest time between two refills of one of the buckets.
+// worstGap returns the longest time between two refills of one of the buckets.
 func worstGap(s *server, keys []string) (worst time.Duration) {
 	for _, key := range keys {
 		if gaps := s.gaps(key); len(gaps) > 0 {

@@ -17,7 +17,7 @@ import (
 // thousand is the policy of these tests' buckets: the longest stretch that one refill credits is 20 of their tokens.
 var thousand = policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: interval}
 
-// prefixed is a set of templates of that policy.
+// prefixed returns a set of templates of that policy.
 func prefixed(t *testing.T, version int64, plain []string, prefixes ...string) *policy.Templates {
 	t.Helper()
 	var list []policy.Template

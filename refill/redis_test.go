@@ -334,7 +334,7 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	w.until(t, "all buckets are refilled again", appliedTo(buckets))
 }
 
-// scriptCalls is how many scripts the server has run.
+// scriptCalls returns how many scripts the server has run.
 func scriptCalls(t *testing.T, rdb *redis.Client) int64 {
 	t.Helper()
 	info, err := rdb.InfoMap(t.Context(), "commandstats").Result()

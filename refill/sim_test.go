@@ -116,14 +116,14 @@ func (s *server) set(change func()) {
 	change()
 }
 
-// users are the refills that wrote of all buckets but the replicas' own.
+// users returns the refills that wrote of all buckets but the replicas' own.
 func (s *server) users() map[string][]applied {
 	users := maps.Clone(s.applied)
 	maps.DeleteFunc(users, func(key string, _ []applied) bool { return strings.HasPrefix(key, "refiller:") })
 	return users
 }
 
-// gaps are the times between refills of a bucket that wrote.
+// gaps returns the times between refills of a bucket that wrote.
 func (s *server) gaps(key string) []time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -430,7 +430,7 @@ func checkout(capacity int64) Bucket {
 		Interval: interval}}
 }
 
-// testSeed is REFILLER_SEED or a new one, printed so that a run can be repeated.
+// testSeed returns REFILLER_SEED or a new one, printed so that a run can be repeated.
 func testSeed(t testing.TB) uint64 {
 	s := uint64(time.Now().UnixNano())
 	if v := os.Getenv("REFILLER_SEED"); v != "" {

@@ -11,8 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// answers are those to a batch of script calls of n buckets each, which began at
-// the given times in µs.
+// answers returns the replies to a batch of script calls of n buckets each, which began at the given times in µs.
 func answers(n int, begun ...int64) []lua.RefillResult {
 	var list []lua.RefillResult
 	for _, now := range begun {

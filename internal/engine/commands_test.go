@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// listen is a server that answers every command that begins with a word, and others by an error.
+// listen returns a server that answers every command that begins with a word, and others by an error.
 func listen(t *testing.T, word, refusal string) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

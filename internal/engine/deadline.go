@@ -18,7 +18,8 @@ type deadline struct {
 	extended bool          // it was postponed by graceRead
 }
 
-// newDeadline is that of a wait from now until an instant; stalled is for how long this process did not run before.
+// newDeadline returns that of a wait from now until an instant; stalled is for how long this process did not run
+// before.
 func newDeadline(now, at time.Time, stalled time.Duration) deadline {
 	return deadline{at: at, stalled: stalled, most: stalled + at.Sub(now)}
 }
@@ -43,7 +44,7 @@ func (d *deadline) expireOrExtend(now time.Time, stalled time.Duration) bool {
 	return false
 }
 
-// earlier is the earlier of two instants, the zero time being never.
+// earlier returns the earlier of two instants, the zero time being never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

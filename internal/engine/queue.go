@@ -174,7 +174,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	q.forget()
 }
 
-// result is what became of a request that isn't waiting any more.
+// result returns what became of a request that isn't waiting any more.
 func (q *Queue[T]) result(ctx context.Context, r *Request[T]) error {
 	if r.state.Load() == answered {
 		return nil
@@ -221,7 +221,7 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 	return c
 }
 
-// spacing is how long after the last departure the next one is. While the server answers more slowly than it did,
+// spacing returns how long after the last departure the next one is. While the server answers more slowly than it did,
 // further calls would only wait there: they are fewer, and take along more. The lock is held.
 func (q *Queue[T]) spacing() time.Duration {
 	if len(q.calls) == 0 {
@@ -233,7 +233,8 @@ func (q *Queue[T]) spacing() time.Duration {
 	return leastSpacing * time.Duration(max(1, len(q.calls)-int(q.rtt/leastSpacing)))
 }
 
-// patience is how long the server may be silent about a call before that is evidence; 0: for ever. The lock is held.
+// patience returns how long the server may be silent about a call before that is evidence; 0: for ever. The lock is
+// held.
 func (q *Queue[T]) patience() time.Duration {
 	if q.breaker == nil {
 		return 0
@@ -241,7 +242,8 @@ func (q *Queue[T]) patience() time.Duration {
 	return q.atLeast(q.breaker.Patience)
 }
 
-// atLeast is a time for the server to answer, or a longer one where round trips are long or unknown. The lock is held.
+// atLeast returns a time for the server to answer, or a longer one where round trips are long or unknown. The lock is
+// held.
 func (q *Queue[T]) atLeast(d time.Duration) time.Duration {
 	if q.rtt == 0 {
 		return max(d, FirstTime)

@@ -18,7 +18,7 @@ func Level(text string) string {
 	return Encoded(strings.ReplaceAll(text, "%", "%25"))
 }
 
-// Encoded is Level of a text of which percent signs are encoded.
+// Encoded is like Level, for a text whose percent signs are encoded already.
 func Encoded(text string) string {
 	if text == "" {
 		return empty

@@ -57,7 +57,7 @@ func (p *pools) sample(ctx context.Context, cfg func() config.Config) {
 	}
 }
 
-// settings are the configuration's pools as all regions share them.
+// settings returns the configuration's pools as all regions share them.
 func settings(cfg config.Config) pool.Settings {
 	return pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}
 }
@@ -103,7 +103,7 @@ func newElector(client *clientv3.Client, prefix, identity string, ttl time.Durat
 	return election.New(cfg)
 }
 
-// status is the pools as this replica sees them.
+// status returns the pools as this replica sees them.
 func (p *pools) status(ctx context.Context, cfg config.Config) *admin.Pools {
 	state, coordinator := p.agent.State(), p.coordinator.Stats()
 	out := &admin.Pools{
@@ -132,7 +132,7 @@ func (r *Replica) Shares() []admin.ShareHistory {
 	return r.pools.regions.hour(time.Now())
 }
 
-// shares are those of the region.
+// shares returns the region's shares.
 func (p *pools) shares(cfg config.Config) []admin.Share {
 	rates := map[string]policy.Rate{}
 	for _, pool := range cfg.Pools {
@@ -155,7 +155,7 @@ func (p *pools) shares(cfg config.Config) []admin.Share {
 	return list
 }
 
-// state is what the metrics want to know of the pools.
+// state returns what the metrics want to know of the pools.
 func (p *pools) state() *metrics.PoolState {
 	candidate := p.elector.State()
 	return &metrics.PoolState{
@@ -172,7 +172,7 @@ func perSecond(r policy.Rate) float64 {
 	return float64(r.Tokens) / r.Per.Seconds()
 }
 
-// pooled are the buckets of the pools that the region takes part in.
+// pooled returns the buckets of the pools that the region takes part in.
 func pooled(cfg config.Config) []refill.Bucket {
 	var list []refill.Bucket
 	for _, p := range cfg.OwnPools() {
@@ -216,8 +216,8 @@ func (w *whoLeads) ask(ctx context.Context) (*admin.Leader, error) {
 	return w.leader, w.err
 }
 
-// pooledAs is the next configuration with the pools that this replica takes part
-// in: whether it does is decided at its start.
+// pooledAs returns the next configuration with the pools that this replica takes part in: whether it does is decided at
+// its start.
 func (r *Replica) pooledAs(next config.Config) config.Config {
 	switch {
 	case r.pools == nil:

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// poolConfig is the configuration of a replica in a region.
+// poolConfig returns the configuration of a replica in a region.
 func poolConfig(t *testing.T, region string, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64,
 	mode, pools string) config.Config {
 	t.Helper()
@@ -30,7 +30,7 @@ func onePool(rate string, capacity int, regions string) string {
 	return fmt.Sprintf("pools:\n  - {name: payments, rate: %s, capacity: %d, regions: {%s}}\n", rate, capacity, regions)
 }
 
-// share is what a replica says of its region's part in the pool.
+// share returns what a replica says of its region's part in the pool.
 func share(t *testing.T, r *replica.Replica) admin.Share {
 	t.Helper()
 	if s := r.Status(t.Context(), admin.Query{}); len(s.Pools.Shares) == 1 {

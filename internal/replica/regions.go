@@ -93,7 +93,7 @@ func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 // trendKey is unlike that of any other pool and region: their names have no slash.
 func trendKey(pool, region string) string { return pool + "/" + region }
 
-// pointOf is what a region may use of a pool so long after its last report, in parts of the pool's rate: its grant
+// pointOf returns what a region may use of a pool so long after its last report, in parts of the pool's rate: its grant
 // until that ends, and then its floor.
 func pointOf(r pool.RegionStatus, rate float64, since time.Duration) stats.SharePoint {
 	switch {
@@ -122,7 +122,7 @@ func (r *regions) hour(now time.Time) []admin.ShareHistory {
 	return list
 }
 
-// of are the regions of a pool by name, each with its trend.
+// of returns the regions of a pool by name, each with its trend.
 func (r *regions) of(name string, now time.Time) (list []admin.RegionShare) {
 	r.mu.Lock()
 	names := slices.Sorted(slices.Values(r.names[name]))

@@ -140,14 +140,14 @@ func (r *Replica) report(report admin.Reload) {
 	r.lastReload = report
 }
 
-// config is the configuration in force.
+// config returns the configuration in force.
 func (r *Replica) config() config.Config {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.cfg
 }
 
-// buckets are the configuration's buckets as the refill loop takes them.
+// buckets returns the configuration's buckets as the refill loop takes them.
 func buckets(cfg config.Config) []refill.Bucket {
 	list := make([]refill.Bucket, len(cfg.Buckets))
 	for i, b := range cfg.Buckets {

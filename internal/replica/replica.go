@@ -212,7 +212,7 @@ func (r *Replica) dial(e config.Etcd) (*clientv3.Client, error) {
 	return client, err
 }
 
-// Addr is where the admin server listens.
+// Addr returns where the admin server listens.
 func (r *Replica) Addr() net.Addr { return r.listener.Addr() }
 
 // Run refills and serves until ctx ends, and returns nil then. It ends in this order: the replica is no longer ready;

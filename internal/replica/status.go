@@ -321,8 +321,7 @@ func (r *Replica) flows(key string, n int, now time.Time) *admin.Flows {
 	return out
 }
 
-// shadow is what the buckets in shadow mode have counted as denied; those that
-// can't be read are left out.
+// shadow returns what the buckets in shadow mode have counted as denied; those that can't be read are left out.
 func (r *Replica) shadow(ctx context.Context) map[string]int64 {
 	var keys []string
 	for _, b := range r.config().Buckets {
@@ -339,7 +338,7 @@ func (r *Replica) shadow(ctx context.Context) map[string]int64 {
 	return denied
 }
 
-// state is what the metrics want to know at a scrape.
+// state returns what the metrics want to know at a scrape.
 func (r *Replica) state() metrics.State {
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
 	defer cancel()

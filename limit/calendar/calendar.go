@@ -48,7 +48,7 @@ func Parse(s string) (Unit, error) {
 // Valid reports whether u is a unit.
 func (u Unit) Valid() bool { return u >= Minute && u <= Month }
 
-// String is the unit's name.
+// String returns the unit's name.
 func (u Unit) String() string {
 	if !u.Valid() {
 		return fmt.Sprintf("unit %d", int(u))
@@ -56,14 +56,14 @@ func (u Unit) String() string {
 	return names[u]
 }
 
-// Usual is the length of most of the unit's stretches, which is sent to clients. For a month it is 30 days.
+// Usual returns the length of most of the unit's stretches, which is sent to clients. For a month it is 30 days.
 func (u Unit) Usual() time.Duration { return usual[u] }
 
-// Longest is a bound for the length of the unit's stretches.
+// Longest returns a bound for the length of the unit's stretches.
 func (u Unit) Longest() time.Duration { return longest[u] }
 
-// Span is the stretch of the unit that contains t, in a location; nil is UTC. The end is not in it. An invalid unit
-// panics.
+// Span returns the stretch of the unit that contains t, in a location; nil is UTC. The end is not in it. An invalid
+// unit panics.
 func (u Unit) Span(t time.Time, in *time.Location) (begin, end time.Time) {
 	if in == nil {
 		in = time.UTC
@@ -102,7 +102,7 @@ func (u Unit) Span(t time.Time, in *time.Location) (begin, end time.Time) {
 	return begin, end
 }
 
-// within is the stretch of length that contains t on the zone's clock, as far as the clock runs evenly.
+// within returns the stretch of length that contains t on the zone's clock, as far as the clock runs evenly.
 func within(t time.Time, length time.Duration) (begin, end time.Time) {
 	_, offset := t.Zone()
 	clock := t.Add(time.Duration(offset) * time.Second)
@@ -118,8 +118,8 @@ func within(t time.Time, length time.Duration) (begin, end time.Time) {
 	return begin, end
 }
 
-// midnight is the last instant at which a date begins: the clock may show its midnight twice, or, if it jumps over it,
-// never.
+// midnight returns the last instant at which a date begins: the clock may show its midnight twice, or, if it jumps over
+// it, never.
 func midnight(y int, m time.Month, d int, in *time.Location) time.Time {
 	wall := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
 	var found time.Time

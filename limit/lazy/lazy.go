@@ -62,8 +62,8 @@ func (c Config) rule() (decide.Rule, error) {
 	return decide.WithModel(r, newModel(r)), nil
 }
 
-// DrainTime is the time in which an empty bucket fills, after which an idle key expires; 0 for a Config that is out of
-// range.
+// DrainTime returns the time in which an empty bucket fills, after which an idle key expires; 0 for a Config that is
+// out of range.
 func (c Config) DrainTime() time.Duration {
 	r, err := c.rule()
 	if err != nil {

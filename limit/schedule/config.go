@@ -56,7 +56,7 @@ type Window struct {
 	In *time.Location
 }
 
-// length is that of the window, at most.
+// length returns that of the window, at most.
 func (w Window) length() time.Duration {
 	if w.Per.Valid() {
 		return w.Per.Longest()
@@ -77,13 +77,13 @@ func (w Window) shortest() time.Duration {
 	return w.length()
 }
 
-// span is the window of the calendar that contains an instant; instants are Unix µs.
+// span returns the window of the calendar that contains an instant; instants are Unix µs.
 func (w Window) span(at int64) (begin, end int64) {
 	b, e := w.Per.Span(time.UnixMicro(at), w.In)
 	return b.UnixMicro(), e.UnixMicro()
 }
 
-// String is the window's name.
+// String returns the window's name.
 func (w Window) String() string {
 	if w.Name != "" {
 		return w.Name
@@ -140,8 +140,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// MaxReservations is the most entries that a schedule can ever hold: what the
-// strictest window admits from one longest window back up to the horizon.
+// MaxReservations returns the most entries that a schedule can ever hold: what the strictest window admits from one
+// longest window back up to the horizon.
 func (c Config) MaxReservations() int64 {
 	most := int64(1<<63 - 1)
 	for _, w := range c.Windows {
@@ -151,7 +151,7 @@ func (c Config) MaxReservations() int64 {
 	return most
 }
 
-// limit is the smallest of the windows'.
+// limit returns the smallest of the windows'.
 func (c Config) limit() int64 {
 	least := int64(MaxLimit)
 	for _, w := range c.Windows {

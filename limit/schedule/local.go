@@ -106,7 +106,7 @@ func (l *local) find(entries []entry, at, n int64) answer {
 	return a
 }
 
-// room is as in reserve.lua.
+// room does what room of reserve.lua does.
 func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	from := func(t int64) int {
 		i, _ := slices.BinarySearchFunc(entries, entry{at: t}, entry.compare)
@@ -149,7 +149,7 @@ func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	return w.Limit - most, free
 }
 
-// held are a key's reservations; none once the last one is in no window with an instant to come.
+// held returns a key's reservations; none once the last one is in no window with an instant to come.
 func (l *local) held(key string, now int64) []entry {
 	entries := l.keys[key]
 	if n := len(entries); n == 0 || entries[n-1].at+l.config.longest().Microseconds() <= now {

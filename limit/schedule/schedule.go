@@ -56,7 +56,7 @@ type call struct {
 	near  int64 // what it may be now, if at is 0
 }
 
-// ids are those of the reservations.
+// ids returns the ids of the reservations.
 func (c call) ids() []string {
 	ids := []string{c.id}
 	for i := int64(2); i <= c.n; i++ {
@@ -220,7 +220,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	return l.store.reset(ctx, key)
 }
 
-// String is the windows as people say them.
+// String returns the windows as people say them.
 func (l *Limiter) String() string {
 	windows := make([]string, len(l.config.Windows))
 	for i, w := range l.config.Windows {

@@ -57,7 +57,7 @@ func next(month time.Month, day int, in *time.Location) time.Time {
 	return at
 }
 
-// beforeChange is a day before a zone changes its offset for the n-th time; zero if it doesn't.
+// beforeChange returns a day before a zone changes its offset for the n-th time; zero if it doesn't.
 func beforeChange(n int, in *time.Location) time.Time {
 	end := time.Now().AddDate(0, 0, 2)
 	for range n {

@@ -45,7 +45,7 @@ func reserve(t *testing.T, l *schedule.Limiter, id string, at time.Time) schedul
 	return r
 }
 
-// tomorrow is an hour of tomorrow in UTC.
+// tomorrow returns an hour of tomorrow in UTC.
 func tomorrow(hour int) time.Time {
 	return time.Now().UTC().Truncate(24 * time.Hour).Add(time.Duration(24+hour) * time.Hour)
 }

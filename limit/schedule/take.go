@@ -40,7 +40,8 @@ func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return err
 }
 
-// Window is the length of the window with the smallest limit, and the longest of these; of the calendar, its usual one.
+// Window returns the length of the window with the smallest limit, and the longest of these; of the calendar, its usual
+// one.
 func (l *Limiter) Window() time.Duration {
 	var length time.Duration
 	for _, w := range l.config.Windows {

@@ -13,7 +13,7 @@ type count struct{ taken, ends int64 } // Unix ms
 
 func newFixed(r decide.Rule) decide.Model[count] { return fixed{r.Args[0], r.Args[1], r.Span} }
 
-// latest is the end of a window that starts now, and of one of the calendar that is under way, in ms.
+// latest returns the end of a window that starts now, and of one of the calendar that is under way, in ms.
 func (f fixed) latest(now int64) int64 {
 	if f.span == nil {
 		return now/1000 + f.window

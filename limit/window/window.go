@@ -119,7 +119,7 @@ func (c Config) checkLength() error {
 	return nil
 }
 
-// span is the window of the calendar that contains an instant; instants are Unix µs.
+// span returns the window of the calendar that contains an instant; instants are Unix µs.
 func (c Config) span(at int64) (begin, end int64) {
 	b, e := c.Per.Span(time.UnixMicro(at), c.In)
 	return b.UnixMicro(), e.UnixMicro()

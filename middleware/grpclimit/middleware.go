@@ -187,7 +187,7 @@ func (m *Middleware) hold(ctx context.Context, call Call, d *Decision) error {
 	return status.FromContextError(ctx.Err()).Err()
 }
 
-// denial is the status of a denied call.
+// denial returns the status of a denied call.
 func denial(d Decision) error {
 	if d.RetryAfter == fetch.Never {
 		return status.Error(codes.ResourceExhausted, "over the limit")

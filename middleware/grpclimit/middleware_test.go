@@ -119,7 +119,7 @@ func (b *bench) call(ctx context.Context) error {
 	return err
 }
 
-// hourly is a limiter in Redis of capacity tokens, which gains one an hour.
+// hourly returns a limiter in Redis of capacity tokens, which gains one an hour.
 func hourly(t *testing.T, capacity int64) (*lazy.Limiter, *redis.Client) {
 	t.Helper()
 	rdb := testenv.Redis(t).Client()

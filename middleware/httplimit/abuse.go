@@ -74,7 +74,7 @@ func (l *AbuseLog) Record(r Request, d Decision) {
 // cut returns the first most bytes of a text, because a client may send one of any length.
 func cut(s string, most int) string { return s[:min(len(s), most)] }
 
-// Dropped is the number of denials that were not kept.
+// Dropped returns the number of denials that were not kept.
 func (l *AbuseLog) Dropped() int64 { return l.dropped.Load() }
 
 // Run writes what was recorded until ctx ends, and then what is left in the

@@ -82,7 +82,7 @@ func seconds(d time.Duration) int64 {
 	return s
 }
 
-// quoted is a structured field's string.
+// quoted returns a structured field's string.
 func quoted(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }

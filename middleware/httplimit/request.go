@@ -28,7 +28,7 @@ func NewRequest(r *http.Request, trusted []netip.Prefix) Request {
 // KeyFunc names whose tokens a request takes. An error is answered with 400.
 type KeyFunc func(r Request) (string, error)
 
-// ByIP is the client's address: an IPv4 address, or the /64 of an IPv6 one.
+// ByIP returns the client's address: an IPv4 address, or the /64 of an IPv6 one.
 func ByIP() KeyFunc {
 	return func(r Request) (string, error) {
 		if !r.IP.IsValid() {
@@ -45,9 +45,9 @@ func ByIP() KeyFunc {
 	}
 }
 
-// ByHeader is a header's name, in lower case, and its value, such as an API key. A client that can choose the value can
-// choose whose tokens to take, so check it first. A request that has the header twice is refused, because one of the
-// two may come from a client and the other from a proxy.
+// ByHeader returns a header's name, in lower case, and its value, such as an API key. A client that can choose the
+// value can choose whose tokens to take, so check it first. A request that has the header twice is refused, because one
+// of the two may come from a client and the other from a proxy.
 func ByHeader(name string) KeyFunc {
 	return func(r Request) (string, error) {
 		values := r.Header.Values(name)
@@ -61,8 +61,8 @@ func ByHeader(name string) KeyFunc {
 	}
 }
 
-// ByUser is the user whom the function finds, as an authenticating handler left
-// it in the request's context; "" means that there is none.
+// ByUser returns the user whom the function finds, as an authenticating handler left it in the request's context; ""
+// means that there is none.
 func ByUser(user func(*http.Request) string) KeyFunc {
 	return func(r Request) (string, error) {
 		u := user(r.Request)
@@ -73,14 +73,14 @@ func ByUser(user func(*http.Request) string) KeyFunc {
 	}
 }
 
-// ByRoute is the pattern that http.ServeMux matched, with its method if it has one. All requests that no pattern
+// ByRoute returns the pattern that http.ServeMux matched, with its method if it has one. All requests that no pattern
 // matched share a key, and so do all requests in a middleware around the mux. So a client that invents paths or methods
 // finds no fresh tokens.
 func ByRoute() KeyFunc {
 	return func(r Request) (string, error) { return "route:" + clean(r.Pattern), nil }
 }
 
-// Join is all keys together: tokens for each user on each route, say.
+// Join returns all keys together: tokens for each user on each route, say.
 func Join(keys ...KeyFunc) KeyFunc {
 	return func(r Request) (string, error) {
 		parts := make([]string, len(keys))
@@ -95,7 +95,7 @@ func Join(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// FirstOf is the first key that the request has: its user, or else its address.
+// FirstOf returns the first key that the request has: its user, or else its address.
 func FirstOf(keys ...KeyFunc) KeyFunc {
 	return func(r Request) (string, error) {
 		err := ErrNoKey
@@ -114,7 +114,7 @@ func FirstOf(keys ...KeyFunc) KeyFunc {
 // joins parts, so that no two requests share a key by a trick.
 func clean(s string) string { return url.QueryEscape(s) }
 
-// clientIP is the client's address behind trusted proxies.
+// clientIP returns the client's address behind trusted proxies.
 func clientIP(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	ip := peer(r.RemoteAddr)
 	if !ip.IsValid() || !within(ip, trusted) {

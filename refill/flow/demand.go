@@ -18,7 +18,7 @@ const (
 	tokensOfHalfLife    = 5
 )
 
-// halfLife is the time in which what was observed loses half of its weight.
+// halfLife returns the time in which what was observed loses half of its weight.
 func halfLife(flows int, b Bucket) time.Duration {
 	each := longestHalfLife
 	if s := tokensOfHalfLife * float64(flows) / b.Rate; s < longestHalfLife.Seconds() {
@@ -72,7 +72,7 @@ func (p *Planner) Missed(until int64, b Bucket) {
 	p.until = until
 }
 
-// kept is the part of its weight that an observation keeps for a time in µs, all of it for a time below 0.
+// kept returns the part of its weight that an observation keeps for a time in µs, all of it for a time below 0.
 func (p *Planner) kept(time int64, b Bucket) float64 {
 	return math.Exp2(-float64(max(0, time)) / float64(halfLife(len(p.known), b).Microseconds()))
 }

@@ -1,6 +1,6 @@
 package flow
 
-// Level is the part of the rate that a flow of weight 1 may have, in tokens per second, by the last plan.
+// Level returns the part of the rate that a flow of weight 1 may have, in tokens per second, by the last plan.
 func (p *Planner) Level() float64 { return p.root.level }
 
 // Teams is how many teams are known, without the one of all flows.

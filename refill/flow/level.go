@@ -53,8 +53,8 @@ func (t *team) share(rate, level, demand, unlisted float64) {
 // exactly, too.
 const unitsOfRate = 1 << 40
 
-// levelAt is the level at which the demands add up to a rate. The largest one for its weight counts as unlimited. Flows
-// counted together ask for less than their part, so they are served first, but get no more than half.
+// levelAt returns the level at which the demands add up to a rate. The largest one for its weight counts as unlimited.
+// Flows counted together ask for less than their part, so they are served first, but get no more than half.
 func (t *team) levelAt(rate float64) float64 {
 	bounds := make([]policy.Bounds, 0, len(t.members)+1)
 	largest := -1
@@ -76,7 +76,7 @@ func (t *team) levelAt(rate float64) float64 {
 	return float64(num) / float64(den) / unitsOfRate * rate
 }
 
-// units is a demand in units of the rate, at most all of it.
+// units returns a demand in units of the rate, at most all of it.
 func units(demand, rate float64) int64 {
 	return int64(math.Min(demand/rate, 1) * unitsOfRate)
 }

@@ -71,7 +71,7 @@ func (p *Planner) flowOf(name string) *member {
 // isTeam reports whether a name is that of a team.
 func isTeam(name string) bool { return strings.HasSuffix(name, "/") }
 
-// above is the team of a team.
+// above returns the team of a team.
 func above(name string) string {
 	if i := strings.LastIndexByte(name[:len(name)-1], '/'); i >= 0 {
 		return name[:i+1]

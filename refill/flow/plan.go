@@ -54,8 +54,8 @@ const (
 	namesOfRead = 1000
 )
 
-// Floor is what a flow without a right leaves in a bucket: the tokens of 1.5 intervals, at least the headroom and ten
-// tokens, at most three quarters of the capacity.
+// Floor returns what a flow without a right leaves in a bucket: the tokens of 1.5 intervals, at least the headroom and
+// ten tokens, at most three quarters of the capacity.
 func Floor(flows *policy.Flows, b Bucket) int64 {
 	least := max(int64(math.Ceil(intervalsOfFloor*b.Rate*b.Interval.Seconds())),
 		flows.HeadroomOf(b.Capacity), leastFloor)
@@ -118,7 +118,7 @@ func (t *team) list(whole bool, plan *policy.Plan) {
 	t.planned = planned
 }
 
-// price is the time in which a level gives one token, in µs; 0 for none. It is the number that its text has.
+// price returns the time in which a level gives one token, in µs; 0 for none. It is the number that its text has.
 func price(level float64) float64 {
 	if level <= 0 {
 		return 0

@@ -91,7 +91,7 @@ type options struct {
 
 func second(n int64) policy.Rate { return policy.Rate{Tokens: n, Per: time.Second} }
 
-// seedOf is the seed of a test, printed, and REFILLER_SEED's if that is set.
+// seedOf returns the seed of a test, printed, and REFILLER_SEED's if that is set.
 func seedOf(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if s := os.Getenv("REFILLER_SEED"); s != "" {
@@ -248,7 +248,7 @@ type rate func(at int64) float64
 
 func steady(perSecond float64) rate { return func(int64) float64 { return perSecond } }
 
-// bursts is a rate that is asked for in the first part of each period, so that it is perSecond on average.
+// bursts returns a rate that is asked for in the first part of each period, so that it is perSecond on average.
 func bursts(perSecond float64, on, period time.Duration, phase int64) rate {
 	return func(at int64) float64 {
 		if (at+phase)%period.Microseconds() < on.Microseconds() {
@@ -317,7 +317,7 @@ func (s *sim) loops(name string, n int64, think time.Duration) {
 	s.at(s.now+s.rng.Int64N(100_000), next)
 }
 
-// rateOf is what flows got per second, on average over those whose names begin so.
+// rateOf returns what flows got per second, on average over those whose names begin so.
 func (s *sim) rateOf(prefix string) float64 {
 	sum, n := int64(0), 0
 	for name := range s.asked {
@@ -334,10 +334,10 @@ func (s *sim) rateOf(prefix string) float64 {
 
 func (s *sim) measured() float64 { return float64(s.now-s.from) / 1e6 }
 
-// total is what all flows got per second.
+// total returns what all flows got per second.
 func (s *sim) total() float64 { return float64(s.all-s.atFrom) / s.measured() }
 
-// part is what flows got of what they asked for.
+// part returns what flows got of what they asked for.
 func (s *sim) part(prefix string) float64 {
 	var got, asked int64
 	for name, n := range s.asked {
@@ -349,7 +349,7 @@ func (s *sim) part(prefix string) float64 {
 	return float64(got) / float64(asked)
 }
 
-// least is the least that one of the flows got per second.
+// least returns the least that one of the flows got per second.
 func (s *sim) least(prefix string) float64 {
 	least := 1e18
 	for name := range s.asked {

@@ -35,7 +35,7 @@ type Outcome struct {
 	Era   int64 // of a take: the window that a return of its tokens names; 0: none
 }
 
-// Result is the outcome as a fetch.Result of n tokens asked for.
+// Result returns the outcome as a fetch.Result of n tokens asked for.
 func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	r := fetch.Result{OK: o.Fits, Remaining: o.Left, Limit: limit, RetryAfter: micros(o.Wait), ResetAfter: micros(o.Reset)}
 	if o.Fits {
@@ -47,7 +47,7 @@ func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	return r
 }
 
-// Start is the time before which the tokens may not be used.
+// Start returns the time before which the tokens may not be used.
 func (o Outcome) Start() time.Duration { return micros(o.Delay) }
 
 // Wait waits for d, or until ctx ends, and returns its error and the cause of that.
@@ -160,7 +160,7 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	return nil, 0, Unavailable(errNoWindow)
 }
 
-// args are those of a call near an instant, Unix µs.
+// args returns the arguments of a call near an instant, Unix µs.
 func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
 	args := make([]any, 0, 2+5*len(s.rules))
 	args = append(args, int64(what), n)
@@ -222,10 +222,10 @@ func Unlink(ctx context.Context, rdb lua.Client, name string) error {
 	return nil
 }
 
-// Unavailable is the error of a call that Redis did not answer as it should.
+// Unavailable returns the error of a call that Redis did not answer as it should.
 func Unavailable(err error) error { return fmt.Errorf("%w: %w", fetch.ErrUnavailable, err) }
 
-// Malformed is the error of a key that holds something else.
+// Malformed returns the error of a key that holds something else.
 func Malformed(key, name string) error {
 	return fmt.Errorf("%w %q: the key %q holds something else", lua.ErrMalformedBucket, key, name)
 }

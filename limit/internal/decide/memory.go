@@ -104,7 +104,7 @@ func (m *Memory) Reset(ctx context.Context, of ...Ask) error {
 	return nil
 }
 
-// Len is the number of states held.
+// Len returns the number of states held.
 func (m *Memory) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -75,7 +75,7 @@ func (r *Rule) era(now int64, o *Outcome) int64 {
 	return r.Era(now, o)
 }
 
-// Key is the rule's key in Redis for the caller's key: in its Cluster slot.
+// Key returns the rule's key in Redis for the caller's key: in its Cluster slot.
 func (r Rule) Key(key string) string {
 	k := "{" + key + "}:" + r.Suffix
 	if r.Name != "" {
@@ -84,7 +84,7 @@ func (r Rule) Key(key string) string {
 	return k
 }
 
-// numbers are those of a call near an instant, Unix µs.
+// numbers returns the numbers of a call near an instant, Unix µs.
 func (r *Rule) numbers(near int64) [3]int64 {
 	args := r.Args
 	if r.Span != nil {

@@ -51,16 +51,16 @@ func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
 	return s, nil
 }
 
-// Micros is a number of units in µs, rounded up.
+// Micros returns a number of units in µs, rounded up.
 func (s Spacing) Micros(units int64) int64 { return (units + s.Tokens - 1) / s.Tokens }
 
-// For is the time that n tokens take.
+// For returns the time that n tokens take.
 func (s Spacing) For(n int64) time.Duration { return micros(s.Micros(n * s.Per)) }
 
 // Instant is an instant to come, exactly: Units after the microsecond Base.
 type Instant struct{ Base, Units int64 }
 
-// Ahead is how many units i lies ahead of now, 0 to 2^52: more than the limit allows when the clock went back.
+// Ahead returns how many units i lies ahead of now, 0 to 2^52: more than the limit allows when the clock went back.
 func (s Spacing) Ahead(i Instant, now int64) int64 {
 	past := now - i.Base
 	switch {
@@ -72,5 +72,5 @@ func (s Spacing) Ahead(i Instant, now int64) int64 {
 	return min(max(0, i.Units-past*s.Tokens), maxUnits)
 }
 
-// Until is the instant, Unix µs, at which i no longer lies ahead.
+// Until returns the instant, Unix µs, at which i no longer lies ahead.
 func (s Spacing) Until(i Instant) int64 { return i.Base + s.Micros(i.Units) }

@@ -30,13 +30,13 @@ func NewClock(at time.Time) *Clock {
 	return c
 }
 
-// Now is the time.
+// Now returns the time.
 func (c *Clock) Now() time.Time { return time.UnixMicro(c.us.Load()) }
 
 // Add moves the clock, back if d is negative.
 func (c *Clock) Add(d time.Duration) { c.us.Add(d.Microseconds()) }
 
-// Rand is a source of randomness; REFILLER_SEED repeats a run.
+// Rand returns a source of randomness; REFILLER_SEED repeats a run.
 func Rand(t testing.TB) *rand.Rand {
 	t.Helper()
 	seed := uint64(time.Now().UnixNano())
@@ -56,7 +56,7 @@ func Embedded(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
 	return EmbeddedAt(t, rng, time.Unix(1_800_000_000, 0), 3*time.Millisecond)
 }
 
-// EmbeddedAt is Embedded with a clock that begins at now and moves by up to step.
+// EmbeddedAt is like Embedded, with a clock that begins at now and moves by up to step.
 func EmbeddedAt(t testing.TB, rng *rand.Rand, now time.Time, step time.Duration) (rdb *redis.Client, tick func()) {
 	t.Helper()
 	m := miniredis.RunT(t)
