@@ -8,8 +8,8 @@
 -- Reply the index after the call: expected+1 to the winner, and also to the first loser; otherwise the stored
 --       index.
 --
--- Each index is won at most once in a Redis history, so retries and duplicates change nothing. The reply does not
--- show whether this call added; that of refill has a status.
+-- Each index is won at most once in a history of Redis, so retries and duplicates change nothing. The reply does not
+-- show whether this call added tokens. The reply of refill.lua does.
 local index = redis.call('INCR', KEYS[2])
 if index ~= tonumber(ARGV[3]) + 1 then
   return redis.call('DECR', KEYS[2])

@@ -1,13 +1,16 @@
--- claim: counts a template's bucket that is about to be created, unless as many are alive as may be. Where both share a
--- slot, takes does it.
+-- claim: counts a template's bucket that is about to be created, unless the template has as many buckets as it may
+-- have. It is used on a Cluster, where the count and the bucket are in different slots. If they share a slot, takes.lua
+-- counts the bucket.
 --
 -- KEYS  1 the set of the template's buckets alive
 -- ARGV  1 the bucket's name
 --       2 most: buckets alive at once, at least 1
---       3 life_s: how long the bucket is counted unless it is entered
--- Reply 0: it is counted; or how many others are alive, most or more: it is not
+--       3 life_s: how long the bucket is counted, unless enter.lua counts it for longer
+-- Reply 0: the bucket is counted; otherwise it is not, and the reply is how many others are alive, which is most or
+--       more
 --
--- A bucket that is counted and not created leaves room for fewer others, never for more.
+-- If a bucket is counted and then not created, the template has room for one bucket less until the count expires. It
+-- never has room for more.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

@@ -1,6 +1,7 @@
--- enter: puts a bucket in a set of its template. Where both share a slot, takes does it.
+-- enter: puts a bucket in a set of its template. It is used on a Cluster, where they are in different slots. If they
+-- share a slot, takes.lua does the same.
 --
--- KEYS  1 the shard of the active set; or the set of the buckets alive, sorted by when they expire
+-- KEYS  1 the shard of the active set; or the set of the buckets alive, sorted by the time at which they expire
 -- ARGV  1 the bucket's name
 --       2 till_s: when the bucket expires
 --       3 1 for the sorted set, 0 otherwise

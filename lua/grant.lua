@@ -7,8 +7,8 @@
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --
--- The index is kept and one added, so that a fail-over which loses the write is noticed. Credit is not settled: what
--- was due stays due.
+-- The script adds one to the index, so that a refiller detects a fail-over that loses this write. It does not settle
+-- credit: tokens that were due before stay due.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -26,7 +26,7 @@ local held = tokens or min(after_loss(p), room(s, p))
 local n = ARGV[1] + 0
 local clamped = excess(s, p, held, n)
 tokens = call('INCRBY', KEYS[1], format('%d', held + n - clamped - (tokens or 0)))
--- The copy moves by as much as the index: a foreign client's move stays visible.
+-- The copy rises by as much as the index. So if another client has moved the index, that stays visible.
 s.index = s.index + 1
 call('INCRBY', KEYS[2], (index or 0) == 0 and format('%d', s.index) or 1)
 put(s, p, KEYS[3])

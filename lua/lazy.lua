@@ -1,17 +1,18 @@
--- lazy: takes from, peeks at or returns to a bucket of a lazy template, which is credited when it is asked, as those of
--- limit/lazy.
+-- lazy: takes from, peeks at or returns to a bucket of a lazy template. Each call first credits the bucket, as a call
+-- of limit/lazy does.
 --
--- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in shared/ahead; a full bucket is no key
+-- KEYS  1 {K}:lazy   the instant at which the bucket is full, as in shared/ahead; missing if the bucket is full
 --       2 {K}:override the policy of this key alone, if it has one (see policy); left out if the caller has just read
---         that and ARGV say it
+--         it and sends it in ARGV
 -- ARGV  1 1 take, 0 peek, -1 return
 --       2 1 if no take may overtake another, as in takes; 0 otherwise
 --       3 tokens, 4 per_us: the rate in lowest terms, 5 the capacity: the template's, unless KEYS 2 is left out
 --       6.. runs n, count, leave, as in takes; a peek or a return has one of count 1
 -- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or
 --       ''
---       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all, or a peek; per run how many of its takes were
---           taken, and how long until n tokens and those to be left are due (0 if all were taken, -1 if never)
+--       {0, left, reset_us, now_us, pol, taken, wait_us, ...}: not all were taken, or it was a peek; per run taken is
+--           how many of its takes were made, and wait_us the time until n tokens and those to be left are due (0 if all
+--           takes were made, -1 if never)
 --       {3, 1}: KEYS 1 holds something else
 --#include shared/redis
 --#include shared/ahead

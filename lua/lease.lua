@@ -5,22 +5,24 @@
 -- ARGV  1 id
 --       2 seq: 1 for the block's first call, one more with every further one
 --       3 keep: tokens that the consumer still holds
---       4 back: tokens that it gives back; what it held and neither keeps nor gives back is spent
+--       4 back: tokens that it gives back; tokens that it held and neither keeps nor gives back are spent
 --       5 want: most tokens to add to the block
 --       6 ttl_us: when the block ends unless it is renewed, at least 1
 --       7 the flow; only with KEYS 6 and 7
--- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens left in the bucket; clamped is what was given back to a
---           full bucket
+-- Reply {1, now_us, tokens, granted, clamped, era, pol}: tokens are those left in the bucket; clamped is the number of
+--           tokens given back that the full bucket had no room for
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
 --       {5}: the id is of something else, or the consumer can't hold that much
---       {6}: there is no such block: it ended
+--       {6}: there is no such block, because it has ended
 --
--- The last call sent again answers the same and does nothing more. A block is given at most half of the bucket's
--- tokens, so that the last ones are left to takes. That of a flow is given what a take of up to so many tokens would
--- get: what the flow has a right to, or what is above the floor. What is given counts as asked for by the flow. What
--- goes back gives it its right back as far as it paid. The block ends when nothing is left in it.
+-- If the last call is sent again, it gets the same answer and does nothing more. A block gets at most half of the
+-- bucket's tokens, so that the other half is left to takes. It ends when no tokens are left in it.
+--
+-- The block of a flow gets the tokens that a take of up to so many would get: those that the flow has a right to, or
+-- those above the floor. Tokens that it gets count as asked for by the flow. If it gives back tokens that the flow paid
+-- for, the flow gets that right back.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

@@ -1,8 +1,8 @@
--- move: moves names of buckets from a shard to that of another template. The shards share a slot, so a name is always
--- in one of them.
+-- move: moves names of buckets from a shard of one template to the shard of another one. The shards share a slot, so a
+-- name is always in one of them.
 --
 -- KEYS  1 the shard
---       2 the one of the other template with the same number
+--       2 the shard of the other template, with the same number
 -- ARGV  1 and so on: the names
 -- Reply their number
 --#include shared/policy

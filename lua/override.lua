@@ -1,25 +1,26 @@
--- override: gives one key of a template a policy of its own, or takes it away, and switches the bucket to it if there
--- is one.
+-- override: gives one key of a template a policy of its own, or removes that policy. If the bucket exists, it is
+-- switched to the policy that is in force then.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:override the policy of this key alone: pol (see policy)
 --       5 {K}:lazy  as in lazy
--- ARGV  1 pol: the policy for this key alone, whose seq is chosen here: one more than that of the last one; '' to take
---         it away
---       2 pol: the template's policy; '' if no template matches the key any more: then the bucket's own goes on under
---         version 0, so that a configured one replaces it
+-- ARGV  1 pol: the policy for this key alone, '' to remove the one that it has. The script sets the seq of the policy,
+--         to one more than that of the last one
+--       2 pol: the template's policy; '' if no template matches the key any more. Then the policy of the key stays in
+--         force under version 0, so that any configured policy replaces it
 --       3 1 if the template is lazy, 0 otherwise
--- Reply {1, had, kind, left, till_s, pol}: had: whether the key had a policy of its own; pol: the one that it has then,
---           or ''
---           kind, left: what the bucket is, 0 missing (or lazy and full), 1 refilled, 2 lazy; and its tokens after the
---           switch; a lazy one counts as full before, if it is missing
---           till_s: when a refilled one expires, which the caller is to enter in the sets of the template; otherwise 0
+-- Reply {1, had, kind, left, till_s, pol}
+--           had: 1 if the key had a policy of its own, 0 otherwise
+--           kind: 0 the bucket is missing (or lazy and full), 1 it is refilled, 2 it is lazy
+--           left: its tokens after the switch; a lazy bucket that is missing counts as full before the switch
+--           till_s: when a refilled bucket expires, which the caller enters in the sets of the template; otherwise 0
+--           pol: the policy that the key has now, or ''
 --       {3, k}: KEYS k holds something else
---       {5}: a policy is given, and the bucket is no template's but configured by itself or a pool's; nothing written
+--       {5}: a policy is given, but the bucket is not a template's: it is configured, or a pool's; nothing written
 --
--- The bucket is settled under the policy in force, then switched: nothing is refilled. The version of a key's own
--- policy is later than that of any template, so that no refiller replaces it; since it falls when the policy is taken
--- away, that begins a new era.
+-- The bucket is settled under the policy in force, and then switched. That is no refill. The version of a key's own
+-- policy is later than the version of any template, so that no refiller replaces it. When the policy is removed, the
+-- version falls, so a new era begins.
 --#include shared/redis
 --#include shared/ahead
 --#include shared/policy

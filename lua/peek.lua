@@ -1,11 +1,11 @@
--- peek: what the bucket holds and when more falls due. Writes nothing.
+-- peek: reads what the bucket holds and when n tokens are due. It writes nothing.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  1 n: the tokens for which wait_us is returned, at least 1
 -- Reply {1, tokens, wait_us, era, index, last_us, now_us, pol, carry, step_us, next_us, outstanding, due_us, debt,
---           lost, moved}: wait_us as in denial; index is the copy in the state; pol is '' and the numbers of the state
---           are 0 if it has none; lost is 1 if K is missing; moved is how far {K} is ahead of the copy, 0 if {K} is
---           missing or 0
+--           lost, moved}: wait_us as in denial; index is the copy in the state; lost is 1 if K is missing; moved is how
+--           far {K} is ahead of the copy, 0 if {K} is missing or 0. If the bucket has no state, pol is '' and the
+--           numbers of the state are 0
 --       {2}: no such bucket
 --       {3, k}: KEYS k holds something else
 --#include shared/redis

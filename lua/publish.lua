@@ -1,11 +1,12 @@
--- publish: puts a set of templates where consumers find it, unless a later one is there.
+-- publish: publishes a set of templates for consumers, unless a later one is published.
 --
 -- KEYS  1 the published set: a hash with fields version, id and text; earlier is the text of the set that it replaced
 -- ARGV  1 version: of the configuration that the set is from
 --       2 id: a hash of the text
 --       3 text: the set, as package policy encodes it
--- Reply {1, version}: it is the published one; version was that of the set before, -1 if there was none
---       {0, version}: one with a later version, or another one with the same, stays published; version is its version
+-- Reply {1, version}: the set is now the published one; version is that of the set before, -1 if there was none
+--       {0, version}: a set with a later version, or another set with the same version, stays published; version is
+--           its version
 --       {3, 1}: KEYS 1 holds something else
 --#include shared/redis
 local there = redis.pcall('HMGET', KEYS[1], 'version', 'id', 'text')

@@ -1,28 +1,30 @@
--- refill: credit what is due to buckets, each on its own, if the caller's (era, index) is the stored one.
+-- refill: credits buckets the tokens that are due. Each bucket is credited if the caller's (era, index) for it is the
+-- stored one, whatever happens to the others.
 --
 -- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
---       then, if they are of one template and share a slot with them: the shard of its active set, and the set of its
---       buckets alive. An idle bucket leaves the shard, as does a name that is no template's bucket. A bucket is idle
---       if it is full, nothing is outstanding, and in the last 15 s it was neither adopted nor its capacity lowered. A
---       template's bucket of which less than half its life is left gets a new expiry; that is checked when its policy
---       changes, and every few refills, an eighth of a life at most
+--       then, if the buckets are of one template and the template's sets share their slot: the shard of its active set,
+--       and the set of its buckets alive. See Idle buckets below
 -- ARGV  per bucket the state that the caller remembers from its last call, one of
---         st (see bucket) to the letter: the policy given here was in force then, smooth, and nothing outstanding
---         st up to index, with any last_us: in all other cases
---         '': the caller has never read it
+--         st (see bucket) to the letter, if the policy given here was in force then and smooth, and nothing was
+--         outstanding
+--         st up to index, with any last_us, in all other cases
+--         '' if the caller has never read the bucket
 --       how many policies follow, then of each: the number, from 1, of the first bucket for which it is given; pol, ''
 --       for none
---       then of each bucket unlike the others: its number; create; step_us, next_us: the scheduled instant to credit
---       and the one after it. The others have no instants, and create 1, or 0 if they are of a template
---       create: 0 do neither; 1 adopt a foreign client's bucket, create one that the caller has seen; 2 also a new one
+--       then of each bucket that differs from the default: its number; create; step_us, next_us: the scheduled instant
+--       to credit and the one after it. By default a bucket has no instants, and create is 1, or 0 if the call has the
+--       keys of a shard
+--       create: 0 creates and adopts no bucket; 1 adopts a foreign client's bucket, and creates one that the caller
+--       remembers; 2 also creates a new one
 -- Reply now_us, then per bucket integers, either
 --       tokens, 0 or more, if the bucket was exactly in the remembered state. If they fill the bucket, a second number
---       follows: added if it is idle, -1 - added if it is not; or
+--       follows: added if the bucket is idle, -1 - added if it is not; or
 --       -status, tokens, added, clamped, elapsed_us, flags, era, index, last_us, carry, kind, version, pools_version,
 --       epoch, seq, step_us, malformed_key, outstanding, due_us, debt: index is the copy in st; added includes what
 --       paid debt
 -- status 1 applied     credited what was due
---        2 switched    the remembered state is old, the given policy newer: credited under the old one, then switched
+--        2 switched    the remembered state is old, but the given policy is newer: credited under the old policy, then
+--                      switched
 --        3 stale       the remembered state is old; nothing written
 --        4 early       under half an interval since the last refill; nothing written
 --        5 foreign     another client moved the index: the time until then is not credited again
@@ -31,14 +33,20 @@
 --        8 rolled back this server has lost a write that the caller remembers: new era
 --        9 clock       this server's clock stepped back: new era
 --       10 malformed   key malformed_key of the three holds something else; nothing written
---       11 conflict    the policy in force is a pool's and that given isn't, or the other way round, and is of no later
---                      version of the configuration; nothing written
--- A stale caller's policy that conflicts is answered 3; a rollback and a clock hide the conflict, too.
+--       11 conflict    the policy in force is a pool's and the given one isn't, or the reverse, and the given one is of
+--                      no later version of the configuration; nothing written
+-- A conflict is not reported if the remembered state is old, or if the status is rolled back or clock.
 -- flags: 1 the policy given differs from the one in force under the same fence, and is ignored; 2 the call left the
 --        bucket idle; 4 it put another policy in force
 --
--- Every call that writes adds one to the index. Credit is elapsed time on this server's clock, so any winner, however
--- late or however often sent, adds exactly what is due. Bucket.Refill in package policy states the same rules in Go.
+-- Every call that writes adds one to the index. The credit depends only on the elapsed time on this server's clock. So
+-- a call that wins adds exactly what is due, however late it comes and however often it is sent. Bucket.Refill in
+-- package policy states the same rules in Go.
+--
+-- Idle buckets. A bucket is idle if it is full, nothing is outstanding, and in the last 15 s it was not adopted and its
+-- capacity was not lowered. The shard then drops it. The shard also drops names that are no template's buckets. If less
+-- than half the life of a template's bucket is left, the bucket gets a new expiry. The script checks that when the
+-- policy changes, and every few refills, which is at most an eighth of a life.
 --#include shared/policy
 --#include shared/credit
 -- globals are slow
@@ -46,7 +54,7 @@ local KEYS = KEYS
 local ARGV = ARGV
 local tonumber = tonumber
 local type = type
-local LOWERED_US = 15000000 -- consumers believe a policy for ten seconds: fetch.policyMaxAge
+local LOWERED_US = 15000000 -- longer than consumers use a policy before they read it again: fetch.policyMaxAge
 local n = floor(#KEYS / 3)
 local shard, alive_set = KEYS[3 * n + 1], KEYS[3 * n + 2]
 local time = call('TIME')
@@ -61,8 +69,8 @@ local function idle(p, key_ctl)
   return type(lowered) ~= 'string' or now - lowered > LOWERED_US
 end
 
--- complete returns the functions for a bucket that has changed since the caller last read it. Nearly every call does
--- without them.
+-- complete returns the functions that are needed for a bucket that has changed since the caller last read it. Most
+-- calls don't need them, and creating them costs time.
 local function complete()
 --#include shared/redis
 --#include shared/bucket
@@ -71,16 +79,17 @@ local function complete()
   local MOST_INDEX = 99999999999998 -- one more has 14 digits
   local unlike, as_others = {}, {shard and '0' or '1', 0, 0} -- create, step_us, next_us
   for a = n + 2 + 2 * ARGV[n + 1], #ARGV, 4 do unlike[ARGV[a] + 0] = {ARGV[a + 1], ARGV[a + 2] + 0, ARGV[a + 3] + 0} end
-  -- s is the bucket at hand: its state (see open), status and tokens. s.was and s.stored are what K and {K} hold, s.p
-  -- is the policy in force, s.after that in force in the end. s.writes is set if the bucket is to be written: the new
-  -- index must exceed s.least. s.credits is set if the time since s.last is to be credited.
+  -- s is the bucket that is being refilled: its state (see open), status and tokens. s.was and s.stored are the values
+  -- of K and {K}. s.p is the policy in force before the call, and s.after the policy in force after it. s.writes is set
+  -- if the bucket is to be written; the new index must then exceed s.least. s.credits is set if the time since s.last
+  -- is to be credited.
   local s
 
   -- resolve returns the policy in force after a call that gives q while p is in force, and how q relates to p: whether
   -- it conflicts, differs under the same fence, or is newer or older.
   local function resolve(p, q)
     if not q or q == p then return p end
-    if (p.kind == POOL) ~= (q.kind == POOL) then -- a coordinator's grant makes no plain bucket a pool's
+    if (p.kind == POOL) ~= (q.kind == POOL) then -- only a configuration makes a plain bucket a pool's, not a grant
       if q.version > p.version and q.epoch == 0 then return q end
       return p, 'conflicts'
     end
@@ -106,7 +115,8 @@ local function complete()
     elseif seen_era == 0 and create ~= '2' then
       return
     else
-      -- An empty key alone is what a plain client's try leaves where no bucket is; one below 0 it is about to undo.
+      -- A plain client that tries to take from a missing bucket leaves K with 0 tokens and nothing else. A number below
+      -- 0 is a try that the client is about to undo.
       local begins = q.capacity - q.lacking
       if seen_era > 0 then begins = after_loss(q) end
       s.tokens = begins + was
@@ -126,8 +136,8 @@ local function complete()
     presume(s, nil, q, s.tokens)
   end
 
-  -- begin_era gives a bucket that was rolled back, or whose clock was, a new era, which voids grants, and leases and
-  -- returns of the old one.
+  -- begin_era begins a new era of a bucket that was rolled back, or whose clock was set back. Grants, leases and
+  -- returns of the old era are then void.
   local function begin_era(status, seen_era)
     s.status = status
     s.writes = true
@@ -157,7 +167,8 @@ local function complete()
     s.after, how = resolve(p, q)
     if how == 'differs' then s.differs = 1 end
 
-    -- Instants are of a schedule: those given count for their own. period is the present one, 0 if it isn't known.
+    -- The instants of the call are used only if they are of the schedule in force. period is the time between the last
+    -- step and the next one, 0 if it isn't known.
     local scheduled = p.stepped and q and q.per == p.per
     local step = scheduled and mine[2] or 0
     local following = scheduled and mine[3] or 0
@@ -167,27 +178,28 @@ local function complete()
     end
 
     if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
-      -- This server came back with an older state than the caller has read: takes since then are lost. So the bucket is
-      -- emptied, unless its policy keeps the tokens (below 0 they are what a plain client is about to undo); nothing is
-      -- credited for the time before; and the new index is higher than the caller's.
+      -- This server came back with an older state than the caller has read, so it has lost the takes since then. The
+      -- bucket is emptied, unless its policy keeps the tokens. (A number below 0 stays: a plain client is about to undo
+      -- it.) Nothing is credited for the time before. The new index is higher than the caller's.
       s.least = seen_index
       s.carry = 0
       s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
-      if period > 0 and p.on_rollback == 0 then -- the forgotten step counts as credited; if tokens are kept, it doesn't
+      -- If the bucket is emptied, a step that the server may have forgotten counts as credited.
+      if period > 0 and p.on_rollback == 0 then
         s.step = min(max(s.step, now, step), now + period)
         s.next = s.step + period
       end
       return begin_era(8, seen_era)
     end
     if now < s.last - TOLERANCE_US then
-      -- The clock stepped back: credit begins at the present. A step that lies ahead comes nearer, but none of the last
-      -- period is credited twice.
+      -- The clock stepped back: credit begins at the present. If the last step is far ahead, it is set to one period
+      -- from now. So the next step comes earlier, but no step of the last period is credited twice.
       if period > 0 and s.step > now + period then s.step, s.next = now + period, now + 2 * period end
       return begin_era(9, seen_era)
     end
 
     local stale = seen_era < s.era or seen_index < s.index
-    if not scheduled and s.after ~= p then step = s.next end -- before another schedule begins
+    if not scheduled and s.after ~= p then step = s.next end -- the last step before another schedule begins
     s.step_due = p.stepped and s.step < step and step <= now
     s.status = stale and s.after == p and 3 or how == 'conflicts' and 11
       or s.after == p and not s.step_due and now - s.last < p.half and 4
@@ -208,8 +220,8 @@ local function complete()
     end
   end
 
-  -- finish assesses bucket i, credits, writes and answers it, for which policy q is given. It returns the policy
-  -- in force, the index, whether the bucket is idle, and whether the policy is another.
+  -- finish assesses bucket i, for which policy q is given, credits it, writes it, and adds its reply. It returns the
+  -- policy in force, the index, whether the bucket is idle, and whether the policy has changed.
   local function finish(i, q)
     assess(i, q)
     local after = s.after
@@ -225,7 +237,7 @@ local function complete()
       s.last = max(s.last, now)
       if after ~= s.p then
         tokens, s.carry = carried(s.p, after, tokens, s.carry)
-        if after.stepped and after.per ~= s.p.per then -- its schedule begins now
+        if after.stepped and after.per ~= s.p.per then -- the new schedule begins now
           s.step, s.next = max(s.step, now), (unlike[i] or as_others)[3]
         end
         presume(s, s.p, after, tokens)
@@ -279,8 +291,8 @@ for i = 1, n do
   local key_ctl = KEYS[2 * n + i]
   local p = given
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
-  -- If st is as the caller last read it, nothing has been written since: its policy is in force, and nothing is
-  -- outstanding.
+  -- If st is as the caller last read it, nothing has been written since. So the given policy is in force, and nothing
+  -- is outstanding.
   local at = st == ARGV[i] and p and find(st, ' ', 35) -- before carry
   local last = at and before and before >= 0 and before < 2 ^ 53 and sub(st, 18, 33) + 0
   local index, as_seen, is_idle, switched

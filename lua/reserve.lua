@@ -1,24 +1,25 @@
--- reserve: n tokens, all or nothing, held under an id until they are settled or their time ends.
+-- reserve: takes n tokens, all or nothing, and holds them under an id until they are settled or their time ends.
 --
 -- KEYS  1 K        tokens
 --       2 {K}      index
 --       3 {K}:ctl  state
 --       4 {K}:outstanding records
---       5 {K}:due  when they end
+--       5 {K}:due  the ends of the records
 --       6 {K}:flows, 7 {K}:use: see division; only if the reservation is for a flow
 -- ARGV  1 id
 --       2 n: tokens to reserve, at least 1
---       3 ttl_us: how long, at least 1
---       4 overrun: what happens if more is used than the bucket can pay: 0 it is forgiven, 1 it is owed
---       5 leave: what is to be left, as in takes
+--       3 ttl_us: how long they are held, at least 1
+--       4 overrun: what happens to tokens that are used beyond the reservation and that the bucket can't pay:
+--         0 they are forgiven, 1 they are owed
+--       5 leave: tokens that must be left, as in takes
 --       6 the flow; only with KEYS 6 and 7
 -- Reply {1, left, until_us, now_us, era, pol}: reserved until until_us
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in takeonce
 --       {2}: no such bucket, or one without a policy; nothing is created
 --       {3, k}: KEYS k holds something else
---       {5}: the id is of something else, or of a reservation whose time is over
+--       {5}: the id is in use for something else, or for a reservation whose time is over
 --
--- Sent again with the same id and n it answers the same and takes nothing.
+-- If the call is sent again with the same id and n, it gets the same answer and takes nothing.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

@@ -1,14 +1,14 @@
 -- reset: an operator sets the bucket's tokens, drops the credit of the time up to now and forgives its debt.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
--- ARGV  1 tokens to hold, 0 to capacity; -1 for the capacity; under a strict policy at most the capacity less what is
---         outstanding
--- Reply {1, tokens, clamped, era, index}: after the call; clamped is what was asked for above that
+-- ARGV  1 tokens that the bucket is to hold, 0 to the capacity; -1 for the capacity. Under a strict policy it gets at
+--         most the capacity less what is outstanding
+-- Reply {1, tokens, clamped, era, index}: after the call; clamped is how many of the tokens asked for had no room
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --
--- The index is kept and one added, so that a fail-over which loses the write is noticed. Scheduled steps up to now
--- count as credited.
+-- The script adds one to the index, so that a refiller detects a fail-over that loses this write. Scheduled steps up to
+-- now count as credited.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -33,7 +33,7 @@ if p.stepped then
   s.step = max(s.step, now)
   if s.next <= now then s.next = 0 end
 end
-local undone = min(before or 0, 0) -- what is below 0, plain clients are about to undo
+local undone = min(before or 0, 0) -- below 0, plain clients are about to undo their tries
 call('SET', KEYS[1], format('%d', tokens + undone), 'KEEPTTL')
 call('SET', KEYS[2], format('%d', s.index), 'KEEPTTL')
 put(s, p, KEYS[3])

@@ -1,17 +1,19 @@
--- return: n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
+-- return: gives n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
 -- outstanding.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era in which they were taken; 0 for any
---       3 the flow; 4 paid: tokens to which its right goes back, at most those that do; only with KEYS 4
--- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
+--       3 the flow; 4 paid: tokens for which the flow paid with its right. It gets the right back for as many of them
+--         as go back; only with KEYS 4
+-- Reply {1, tokens, clamped}: tokens after the call; clamped is how many had no room, because the bucket is full or K
+--         is missing
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
--- A return isn't a refill: it leaves index and state alone.
+-- A return is no refill, so it changes neither index nor state.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

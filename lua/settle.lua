@@ -1,23 +1,24 @@
--- settle: a reservation ends with what was used. Less than was reserved goes back; more is charged.
+-- settle: ends a reservation with the number of tokens that were used. If fewer were used than reserved, the rest goes
+-- back. If more were used, the difference is charged.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 --       6 {K}:flows, 7 {K}:use: see division; only if the reservation may be a flow's
 -- ARGV  1 id
 --       2 used: tokens, 0 or more
---       3 plainly: 1 to settle a flow's reservation without KEYS 6 and 7, too, with no effect on its right
--- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens after the call; of those
---             not used, how many went back, found the bucket full, or belong to another era; of those used beyond the
---             reservation, how many were taken from the bucket, are owed as debt, or are forgiven. again 1: it was
---             settled before, and this is that answer
+--       3 plainly: 1 to settle a flow's reservation even without KEYS 6 and 7, with no effect on the flow's right
+-- Reply {1, now_us, tokens, again, returned, clamped, void, charged, owed, forgiven}: tokens are those after the call.
+--             Tokens that were not used: returned went back, clamped found the bucket full, void are of another era.
+--             Tokens used beyond the reservation: charged were taken from the bucket, owed are debt, forgiven are not
+--             paid. again is 1 if it was settled before; then this is the answer of that time
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
---       {5}: the id is of something else
+--       {5}: the id is in use for something else
 --       {7}: the reservation is a flow's, and KEYS 6 and 7 are missing
---       {6}: nothing is known of the id: it was settled or ran out a while ago, or never was
+--       {6}: the id is unknown: its reservation was settled or ran out a while ago, or never existed
 --
--- A reservation that ran out has gone back, but for what was void, so what was used counts as used beyond it. Debt is
--- at most the capacity. What goes back gives a flow its right back, as far as it paid for it. What is charged or owed
--- counts as asked for by the flow, which pays for it.
+-- If the time of the reservation is over, its tokens have gone back, except void ones. So all tokens that were used
+-- count as used beyond the reservation. Debt is at most the capacity. For tokens that go back, a flow gets the right
+-- back with which it paid. Tokens that are charged or owed count as asked for by the flow, which pays for them.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

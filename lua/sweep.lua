@@ -1,10 +1,10 @@
--- sweep: end reservations and leases whose time has come.
+-- sweep: ends reservations and leases whose time is over.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due, as in reserve
 -- ARGV  1 most: how many records to end at most
--- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three
---             after the call; of reservations, how many tokens went back, found the bucket full, or belong to another
---             era; dropped were in leases
+-- Reply {1, now_us, tokens, returned, clamped, void, dropped, outstanding, due_us, debt}: tokens and the last three are
+--             those after the call. Tokens of reservations: returned went back, clamped found the bucket full, void are
+--             of another era. dropped were tokens of leases
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --#include shared/redis

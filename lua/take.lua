@@ -1,16 +1,17 @@
--- take: takes tokens from buckets and reads only K. Per bucket it makes all takes or none.
+-- take: takes tokens from buckets, and reads only K of each. It makes all takes of a bucket or none.
 --
 -- KEYS  K of each of n buckets, each once
 -- ARGV  per bucket the tokens of all its takes together
---       then any number of bounds, of three each: the number, from 1, of the first bucket that it is for; leave: tokens
---       that must be left; below: how many tokens the bucket must hold fewer than, -1 for any number. A bound applies
---       from its bucket to the one before the next bound. Before the first bound, leave is 0 and below is -1
--- Reply per bucket the tokens left; or -1: nothing was taken, since the takes don't all fit, or the bucket is missing,
---       holds something else, or is not below its bound: takes gives the answer
+--       then any number of bounds, each of three numbers: the number, from 1, of the first bucket to which the bound
+--       applies; leave: tokens that must be left; below: the bucket must hold fewer tokens than this, -1 for any
+--       number. A bound applies up to the bucket before the next bound. Before the first bound, leave is 0 and below
+--       is -1
+-- Reply per bucket the tokens left, or -1 if nothing was taken. Nothing is taken if the takes don't all fit, if the
+--       bucket is missing or holds something else, or if it is not below its bound. The caller then asks takes.lua
 --
 -- A take that fits costs one command.
 
--- Locals, since Lua would have to find a global anew for each bucket.
+-- These are locals because Lua would search for a global again for each bucket.
 local KEYS = KEYS
 local ARGV = ARGV
 local call = redis.call
@@ -21,7 +22,7 @@ local bounded = tonumber(ARGV[bound]) -- the next bucket that a bound is for
 local leave = 0
 local below = -1
 local reply = {}
-local there = call('EXISTS', unpack(KEYS)) == n -- DECRBY makes a key that is missing, so it needs one that exists
+local there = call('EXISTS', unpack(KEYS)) == n -- DECRBY would create a missing key
 for i = 1, n do
   if i == bounded then
     leave = tonumber(ARGV[bound + 1])
@@ -35,7 +36,7 @@ for i = 1, n do
   if there or call('EXISTS', key) == 1 then
     left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
-      -- Every other error comes with the first write, before anything is taken.
+      -- Any other error is one of the first write, so nothing has been taken yet.
       local err = left.err
       if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
       left = -1

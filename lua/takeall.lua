@@ -1,4 +1,4 @@
--- takeall: tokens of several buckets, all or nothing; with a request id charged once for all calls with the same one.
+-- takeall: takes tokens from several buckets, all or nothing. All calls with the same request id are charged once.
 --
 -- KEYS  per bucket, each once: K, {K}:ctl; and if it may be divided {K}:flows, {K}:use: see division
 --       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got: see
@@ -50,7 +50,7 @@ if type(first) == 'table' then
   return {3, keys + 1}
 end
 
--- again is the answer to a request that was charged before: it got so much.
+-- again returns the reply to a request that was charged before. got says what the request got then.
 local function again(got)
   local reply, b = {1}, 0
   for fits, left, era, paid in string.gmatch(got, ' ([01]) (%-?%d+) (%d+) (%d+)') do
@@ -118,6 +118,6 @@ for _, at in ipairs(buckets) do
   got = got .. format(' %d %d %d %d', values[1], values[2], s.era, values[9])
   for _, v in ipairs(values) do reply[#reply + 1] = v end
 end
-if not fit or not request then return unwritten(KEYS[2], reply) end -- all may be in shadow mode
+if not fit or not request then return unwritten(KEYS[2], reply) end -- nothing may be written even if all fit
 call('SET', request, ARGV[2] .. got, 'PX', ARGV[3])
 return reply

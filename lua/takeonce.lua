@@ -1,4 +1,5 @@
--- takeonce: n tokens, all or nothing, or as many as there are, charged once for all calls with the same request id.
+-- takeonce: takes n tokens, all or nothing, or as many as there are. All calls with the same request id are charged
+-- once.
 --
 -- KEYS  1 K, 2 {K}:ctl
 --       3 {K}:req:<id>  what the request asked for and got: see request

@@ -1,41 +1,46 @@
--- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
+-- takes: takes from several buckets in one call. The takes of a bucket are made one after the other. Each take is all
+-- or nothing.
 --
--- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; {K}:override only if the bucket may be
---       created, since an existing bucket already has its override's policy; and, where its template says so: the shard
---       of the active set that it belongs to, unless it is a budget; the set of the template's buckets alive
+-- KEYS  of each bucket: K, {K}:ctl
+--       and, if it is of a refilled template: {K}; {K}:override, only if the bucket may be created, since a bucket that
+--       exists already has the policy of its override; if the template is near (see ARGV): the shard of the active set
+--       to which the bucket belongs, unless it is a budget, and the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
 --       the sets share a slot with the buckets; schedule: see steps, '' unless its buckets are budgets
 --       of each bucket:
 --         template: its number, from 1; 0 for none
---         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if it is no
---           use to end what has run out in the bucket
+--         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if the
+--           bucket was just swept, so that another sweep would end nothing
 --         create: 1 if a bucket of the template that is missing is created
---         with_policy: 1 to return the policy also if all takes fit
---         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
---         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what
---           is remembered of it afterwards; 0 otherwise
+--         with_policy: 1 to return the policy even if all takes fit
+--         in_line: 1 if no take may overtake another: after a take that doesn't fit, no further one is made
+--         hold_s: how long the script for which the bucket is opened will hold tokens. The bucket outlives that time,
+--           and the time for which the end of the hold is remembered; 0 if the bucket is not opened for such a script
 --         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n
---           is 0, one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the
---           capacity, as in 20%
+--           is 0, one take of as many tokens as there are, up to count; leave: the tokens that must be left, or a
+--           percentage of the capacity, as in 20%
 -- Reply now_us, then integers of each bucket:
---         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
---            order of the text, 0 if none is returned; wait_us until n tokens and those to be left
---            are due, 0 if all takes of the run were made, -1 if never or unknown
---            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter
---            in the sets of the template
+--         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us
+--            numbers: how many numbers of pol follow, in the order of its text; 0 if the policy isn't returned
+--            wait_us: the time until n tokens and those to be left are due, 0 if all takes of the run were made, -1 if
+--            never or unknown
+--            till_s: only if the template isn't near: when the bucket expires, which the caller is to enter in the sets
+--            of the template; otherwise 0
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
---         10, since_us: the schedule is of another time. The caller asks again with that of now_us, and with all steps
---           from since_us on, unless that is 0. Nothing was written
---         11: the budget has too few tokens, or is opened, and reservations or leases in it have run out. The caller
---           sweeps it and asks again. Nothing was taken
+--         10, since_us: the instants of the schedule are not those around now_us. The caller sends the call again with
+--           the instants around now_us; if since_us isn't 0, with all steps from since_us on. Nothing was written
+--         11: the budget has too few tokens, or is opened, and the time of reservations or leases in it is over. The
+--           caller sweeps it and sends the call again. Nothing was taken
 --
--- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
--- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
--- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
--- template is switched first, as by a refill: no refill reaches a bucket that is full and idle. Before anything is
--- taken, a budget is credited the steps that have come, each once: the state has the last one credited.
+-- If the same takes were sent one by one, they would get the same answers.
+--
+-- A bucket of a template is in the template's active set while it isn't full. So a call that takes from a full bucket,
+-- creates a bucket, or finds one missing from the set puts it there. It also sets the last refill to now, because a
+-- full bucket has no credit. If the policy of a bucket is of an earlier version than its template's, the call first
+-- switches the bucket, as a refill would: no refill reaches a bucket that is full and idle. A budget is first credited
+-- the steps that have come, each once: its state has the last step that was credited.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -47,7 +52,7 @@
 --#include shared/expiry
 --#include shared/unwritten
 local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
-local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
+local HELD_S = 150 -- a settlement is remembered for a minute, the bucket lives a minute longer, and calls take time
 local now = now_us()
 local reply = {now}
 local arg_at = 0
@@ -65,8 +70,8 @@ local function say(...)
   for i = 1, select('#', ...) do reply[#reply + 1] = (select(i, ...)) end
 end
 
--- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is
--- wanting.
+-- taken makes takes from a number of tokens. It returns how many tokens are left, how many takes of each run were made,
+-- and whether some take did not fit.
 local function taken(runs, p, tokens, in_line)
   local made = {}
   local wanting = false
@@ -82,16 +87,17 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. The
--- caller writes the tokens. If the bucket may not be made, s stays as it is. Then the last result, if any, is the reply
--- with the reason.
+-- create creates a template's missing bucket in s, or adopts a foreign client's bucket. It returns the policy and the
+-- tokens. The caller writes the tokens. If the bucket may not be created, s stays as it is, and the third result is the
+-- reply that says why. If no take would fit into a new bucket, s stays as it is, too, and there is no third result.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   local following, latest = nil, nil
   if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
   if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
-  -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
+  -- A plain client that tries to take from a missing bucket leaves K with 0 tokens and nothing else. A number below 0
+  -- is a try that the client is about to undo.
   tokens = tokens or 0
   local adopted = (index or 0) > 0 or tokens > 0
   if not adopted then
@@ -126,10 +132,10 @@ local function later(t, p)
   return q and q.version > p.version and q or p
 end
 
--- follow credits a budget the steps that have come, and switches the bucket to the template's policy if that is of a
--- later version than the one in force. It returns the policy then in force, the tokens, and whether it changed any of
--- that: then the caller writes the tokens. If it can't, it changes nothing, and the last result is the reply that says
--- why.
+-- follow credits a budget the steps that have come. It also switches the bucket to the template's policy if that is of
+-- a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
+-- either of them, in which case the caller writes the tokens. If it can't do this, it changes nothing, and the last
+-- result is the reply that says why.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -140,7 +146,7 @@ local function follow(s, k, t, p, tokens)
     steps = advance(s, p, known and k.instants, now)
     if not steps then return nil, nil, false, {10, first_step(s)} end
   end
-  if q.kind == BUDGET and q.per ~= p.per then -- its schedule begins now
+  if q.kind == BUDGET and q.per ~= p.per then -- the new schedule begins now
     local following = k.instants and coming(k.instants, now)
     if not following then return nil, nil, false, {10, 0} end
     s.begins, s.following = max(s.step, now), following
@@ -159,19 +165,20 @@ local function follow(s, k, t, p, tokens)
   return q, after, true
 end
 
--- steps_of is how many steps fill an empty bucket of a budget's policy.
+-- steps_of returns how many steps fill an empty bucket of a budget's policy.
 local function steps_of(p) return math.ceil(p.capacity / p.tokens) end
 
--- life_s is how long the bucket lives at least, in seconds: a budget until steps have filled it twice. If an override
--- needs more steps than the template to fill it, that instant isn't known.
+-- life_s returns the time after which the bucket expires, in seconds. A budget lives until steps have filled it twice.
+-- If an override needs more steps than the template to fill the bucket, the script doesn't know that instant.
 local function life_s(t, p)
   if p.kind ~= BUDGET or not t.full or steps_of(p) > t.steps then return p.life_s end
   return max(60, t.full - floor(now / 1000000))
 end
 
--- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
--- change a set of another type. A budget is in no such set. before are the tokens that the bucket held. changed is set
--- if it is new, was credited steps, or has another policy. It returns the till_s of the reply.
+-- keep gives a template's bucket that isn't full, or is opened, its expiry, and puts it into the active set, unless it
+-- is a budget. If the key of the set holds something else, keep leaves it as it is. before are the tokens that the
+-- bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep returns the till_s
+-- of the reply.
 local function keep(k, t, s, p, before, hold_s, changed)
   local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
   local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)
@@ -192,8 +199,8 @@ local function keep(k, t, s, p, before, hold_s, changed)
   return t.near and 0 or till
 end
 
--- overdue reports whether the tokens of a budget that is wanting, or is opened, may be in reservations and leases that
--- have run out. No refiller sweeps it.
+-- overdue reports whether a budget must be swept first: it has too few tokens or is opened, and the time of a
+-- reservation or lease in it is over. No refiller sweeps budgets.
 local function overdue(k, s, p, wanting, runs)
   return not k.ended and s.era and p.kind == BUDGET and s.due > 0 and s.due <= now and (wanting or #runs == 0)
 end
@@ -246,7 +253,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
     local fit, wait = made[r] or 0, 0
     if fit < run.count then
       wait = s.era and wait_us(s, p, left, run.each + run.least, now) or -1
-      -- One that could never be made wants no more of a pool.
+      -- Takes that could never be made are not counted as demand of a pool.
       local want = run.n > 0 and (run.count - fit) * run.n or fit == 0 and run.count or 0
       if p and (run.n > 0 and run.n + run.least or run.count) <= p.capacity then denied = denied + want end
     end
@@ -287,4 +294,4 @@ while arg_at < #ARGV do
   end
   takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
-return unwritten(KEYS[2], reply) -- as the denial of a plain bucket is
+return unwritten(KEYS[2], reply) -- the reply may be a denial that wrote nothing

@@ -1,11 +1,11 @@
--- ticket: the state of pools' buckets, for the report from which the next grants are computed. Writes nothing.
+-- ticket: reads the state of pools' buckets, for the region's report. It writes nothing.
 --
 -- KEYS  K of each of n buckets, then {K}:ctl of each
 -- ARGV  none
 -- Reply now_us, then of each bucket one of
---         {1, era, index, tokens, added, denied, pol}: added and denied are texts: tokens added by refills and denied
---             by takes since the bucket began to count them; index is the copy in the state; pol is the policy in
---             force, '' and era 0 if the bucket has no state
+--         {1, era, index, tokens, added, denied, pol}: index is the copy in the state. added and denied are texts. They
+--             count the tokens that refills added and that takes were denied since the bucket became a pool's. pol is
+--             the policy in force. If the bucket has no state, pol is '' and era is 0
 --         {3, k}: key k of K and {K}:ctl holds something else
 --#include shared/redis
 --#include shared/policy

@@ -1,17 +1,19 @@
--- return: n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
+-- return: gives n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
 -- outstanding.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
 -- ARGV  1 n: tokens to give back, at least 1
 --       2 the era in which they were taken; 0 for any
---       3 the flow; 4 paid: tokens to which its right goes back, at most those that do; only with KEYS 4
--- Reply {1, tokens, clamped}: tokens after; clamped is what the bucket, full or without K, could not hold
+--       3 the flow; 4 paid: tokens for which the flow paid with its right. It gets the right back for as many of them
+--         as go back; only with KEYS 4
+-- Reply {1, tokens, clamped}: tokens after the call; clamped is how many had no room, because the bucket is full or K
+--         is missing
 --       {2}: no such bucket, or one without a policy, whose capacity is unknown; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
--- A return isn't a refill: it leaves index and state alone.
+-- A return is no refill, so it changes neither index nor state.
 -- Shared by the scripts that read keys; it comes before the other pieces.
 local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
@@ -20,7 +22,7 @@ local function now_us()
   return t[1] * 1000000 + t[2]
 end
 
--- wrong_type answers false to the error of a key of another type and raises every other error.
+-- wrong_type returns false if the error says that a key has another type. It raises every other error.
 local function wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
   return false
@@ -33,8 +35,8 @@ local function get_text(key)
   return v or nil
 end
 
--- get_integer reads a decimal integer that INCRBY accepts and doubles hold exactly, as get_text does, so that no write
--- fails after another has been made.
+-- get_integer reads a decimal integer: nil if the key is missing, false if it holds something else. It accepts only
+-- numbers that INCRBY accepts and that doubles hold exactly. Otherwise a write could fail after another was made.
 local function get_integer(key)
   local v = get_text(key)
   if not v then return v end
@@ -42,14 +44,14 @@ local function get_integer(key)
   local n = v + 0
   return n < EXACT and n > -EXACT and n
 end
--- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced
--- by this file.
--- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
--- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget: stepped and of a template. per: µs; of a stepped
--- policy a name of its schedule.
--- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
--- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced by this
+-- file. pol is a text of decimal integers with a space between, in the order of fields. Zeros at the end are left out
+-- from the seventh number on.
+--   kind         0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget, which is stepped and of a template
+--   per          µs; of a stepped policy a number that names its schedule
+--   interval     µs, as is grant_end
+--   lacking      the capacity less the tokens of a new bucket
+--   enforcement  the number of the degraded mode; 4 is added in shadow mode, and 8 if the bucket has flows
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
@@ -69,7 +71,7 @@ local function fields()
     'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
 end
 
--- policy reads pol, each text once; false if it can't be read.
+-- policy returns the policy that the text pol describes; false if it can't be read. A script decodes each text once.
 local function policy(text)
   local p = policies[text]
   if p ~= nil then return p end
@@ -91,19 +93,18 @@ local function policy(text)
   p.stepped = p.kind == STEPPED or p.kind == BUDGET
   p.expires = p.kind == TEMPLATE or p.kind == BUDGET
   p.half = floor(p.interval / 2)
-  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  -- The longest time that one refill credits: the time that fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   p.life_s = 1000000000 -- of a budget whose schedule isn't known
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
+    -- The time after which a bucket expires once it was armed, and the number of refills after which that is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), p.life_s)
     p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
   return p
 end
--- Shared by the scripts that open a bucket; it follows redis and policy.
--- {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
 --        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
 --        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
@@ -111,9 +112,9 @@ end
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
 --        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
---   lowered  when a template's bucket last got a lower capacity, or was adopted, µs; missing if it never did
--- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
--- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+--   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
+-- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
+-- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -173,40 +174,45 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
+-- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
+-- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
+-- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
--- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
+-- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
+-- records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets policy q after
--- p, nil if it begins without state. Under a strict policy all that the bucket lacks counts as outstanding, so that no
--- refill replaces what is held. A bucket under a policy that isn't strict may have begun anew unnoticed, so a strict
--- policy that follows finds its records uncounted.
+-- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
+-- gets policy q. p is the policy before; nil if the bucket begins without state.
+--
+-- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
+-- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
+-- policy is strict, its records count as uncounted.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
--- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
--- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
--- set.
+-- record_lowered records that the capacity of a template's bucket is lowered now, because policy q replaces p. p is nil
+-- if the policy before was lost; then q may have the lower capacity. Without the record, the bucket would leave the
+-- active set at once if it is full under the lower capacity. A consumer that still uses the higher capacity would then
+-- call take, which adds no bucket to the set.
 local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+-- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
+-- what is outstanding.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
--- clients are about to undo it. What comes back to a bucket that lost K finds no room: a refill makes K again, as
--- on_loss says.
+-- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
+-- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
+-- the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -215,7 +221,7 @@ end
 -- after_loss returns the tokens of a bucket that lost K.
 local function after_loss(p) return p.on_loss == 1 and p.capacity or 0 end
 
--- altered is policy p with other numbers.
+-- altered returns policy p with some numbers replaced.
 local function altered(p, numbers)
   local words, most = {}, 6
   for i, name in ipairs(fields()) do
@@ -225,8 +231,8 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
--- what consumers do in an outage, is no reason to carry anything over.
+-- same_amounts reports whether two policies have the same capacity and the same rate or schedule. Only a change of
+-- these makes carry_over apply. A change of the fence, a grant or the degraded mode, for example, does not.
 local function same_amounts(p, q)
   local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
@@ -439,8 +445,8 @@ local function fields_of(flow)
   return {'/', flow}
 end
 
--- read_flow reads how a bucket is divided, as far as a flow needs it. It returns the places of the flow and of its
--- teams among the fields; nil if the bucket isn't divided, false if the plan can't be read.
+-- read_flow reads the part of a bucket's plan that a flow needs. It returns the places of the flow and of its teams
+-- among the fields; nil if the bucket isn't divided, false if the plan can't be read.
 local function read_flow(flows, flow)
   local needed = fields_of(flow)
   local last = #needed
@@ -449,7 +455,7 @@ local function read_flow(flows, flow)
   return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
 end
 
--- pay_back gives a flow the right to n tokens back, as far as it may save so much.
+-- pay_back gives a flow the right to n tokens back, up to the most that a flow may save.
 local function pay_back(turn, n)
   local at = right(turn.flow, turn.narrow, turn.wide)
   if not at then return end
@@ -469,10 +475,12 @@ local function charge(turn, n)
 end
 -- Shared by the scripts that may reply without a write.
 --
--- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
--- without its replicas (NOREPLICAS), or one without a disk (MISCONF). The data of the first two may be out of date, and
--- none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server without
--- memory refuses the first write of a script, and no later one.
+-- unwritten returns the reply if the server accepts writes. Otherwise it returns the server's error. A server refuses
+-- all writes if it is an old master (READONLY), a master without its replicas (NOREPLICAS), or one that can't write to
+-- its disk (MISCONF). The data of the first two may be out of date, and none of them can be refilled.
+--
+-- To find out, unwritten sends a command that writes but deletes nothing, whatever the key holds. That is the last
+-- command of the script: a server without memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
   if type(deleted) ~= 'table' then return reply end

@@ -1,41 +1,46 @@
--- takes: takes from several buckets in one call, several amounts of each one after the other, each take all or nothing.
+-- takes: takes from several buckets in one call. The takes of a bucket are made one after the other. Each take is all
+-- or nothing.
 --
--- KEYS  of each bucket: K, {K}:ctl; and if it is of a refilled template: {K}; {K}:override only if the bucket may be
---       created, since an existing bucket already has its override's policy; and, where its template says so: the shard
---       of the active set that it belongs to, unless it is a budget; the set of the template's buckets alive
+-- KEYS  of each bucket: K, {K}:ctl
+--       and, if it is of a refilled template: {K}; {K}:override, only if the bucket may be created, since a bucket that
+--       exists already has the policy of its override; if the template is near (see ARGV): the shard of the active set
+--       to which the bucket belongs, unless it is a budget, and the set of the template's buckets alive
 -- ARGV  how many templates follow; of each: pol (see policy); most: buckets alive at once, 0 for no bound; near: 1 if
 --       the sets share a slot with the buckets; schedule: see steps, '' unless its buckets are budgets
 --       of each bucket:
 --         template: its number, from 1; 0 for none
---         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if it is no
---           use to end what has run out in the bucket
+--         only if its buckets are budgets: schedule: for this bucket alone, '' for the template's; ended: 1 if the
+--           bucket was just swept, so that another sweep would end nothing
 --         create: 1 if a bucket of the template that is missing is created
---         with_policy: 1 to return the policy also if all takes fit
---         in_line: 1 if no take may overtake another: none is made behind one that doesn't fit
---         hold_s: the bucket is opened for another script, which holds tokens for so long: it outlives that, and what
---           is remembered of it afterwards; 0 otherwise
+--         with_policy: 1 to return the policy even if all takes fit
+--         in_line: 1 if no take may overtake another: after a take that doesn't fit, no further one is made
+--         hold_s: how long the script for which the bucket is opened will hold tokens. The bucket outlives that time,
+--           and the time for which the end of the hold is remembered; 0 if the bucket is not opened for such a script
 --         how many runs follow, 0 to open the bucket only; of each: n, count: so many takes of n tokens each, or, if n
---           is 0, one of as many as there are, up to count; leave: the tokens that must be left, or a percentage of the
---           capacity, as in 20%
+--           is 0, one take of as many tokens as there are, up to count; leave: the tokens that must be left, or a
+--           percentage of the capacity, as in 20%
 -- Reply now_us, then integers of each bucket:
---         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us: pol is so many numbers, in the
---            order of the text, 0 if none is returned; wait_us until n tokens and those to be left
---            are due, 0 if all takes of the run were made, -1 if never or unknown
---            till_s: 0, or, only where the template isn't near, when the bucket expires, which the caller is to enter
---            in the sets of the template
+--         1, left, era, index, last_us, till_s, numbers, pol..., per run taken, wait_us
+--            numbers: how many numbers of pol follow, in the order of its text; 0 if the policy isn't returned
+--            wait_us: the time until n tokens and those to be left are due, 0 if all takes of the run were made, -1 if
+--            never or unknown
+--            till_s: only if the template isn't near: when the bucket expires, which the caller is to enter in the sets
+--            of the template; otherwise 0
 --         2: no such bucket; nothing is created
 --         3, k: key k of K, {K}, {K}:ctl holds something else
 --         9, alive: the bucket is new, and as many as most or more are alive; nothing is created
---         10, since_us: the schedule is of another time. The caller asks again with that of now_us, and with all steps
---           from since_us on, unless that is 0. Nothing was written
---         11: the budget has too few tokens, or is opened, and reservations or leases in it have run out. The caller
---           sweeps it and asks again. Nothing was taken
+--         10, since_us: the instants of the schedule are not those around now_us. The caller sends the call again with
+--           the instants around now_us; if since_us isn't 0, with all steps from since_us on. Nothing was written
+--         11: the budget has too few tokens, or is opened, and the time of reservations or leases in it is over. The
+--           caller sweeps it and sends the call again. Nothing was taken
 --
--- The same takes sent one by one have the same answers. A bucket that isn't full is in the active set of its template.
--- A call that takes from a full bucket, creates one, or finds one missing from the set puts it there, and sets its last
--- refill to now, since a full bucket is owed nothing. A bucket whose policy is of an earlier version than that of its
--- template is switched first, as by a refill: no refill reaches a bucket that is full and idle. Before anything is
--- taken, a budget is credited the steps that have come, each once: the state has the last one credited.
+-- If the same takes were sent one by one, they would get the same answers.
+--
+-- A bucket of a template is in the template's active set while it isn't full. So a call that takes from a full bucket,
+-- creates a bucket, or finds one missing from the set puts it there. It also sets the last refill to now, because a
+-- full bucket has no credit. If the policy of a bucket is of an earlier version than its template's, the call first
+-- switches the bucket, as a refill would: no refill reaches a bucket that is full and idle. A budget is first credited
+-- the steps that have come, each once: its state has the last step that was credited.
 -- Shared by the scripts that read keys; it comes before the other pieces.
 local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
@@ -44,7 +49,7 @@ local function now_us()
   return t[1] * 1000000 + t[2]
 end
 
--- wrong_type answers false to the error of a key of another type and raises every other error.
+-- wrong_type returns false if the error says that a key has another type. It raises every other error.
 local function wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
   return false
@@ -57,8 +62,8 @@ local function get_text(key)
   return v or nil
 end
 
--- get_integer reads a decimal integer that INCRBY accepts and doubles hold exactly, as get_text does, so that no write
--- fails after another has been made.
+-- get_integer reads a decimal integer: nil if the key is missing, false if it holds something else. It accepts only
+-- numbers that INCRBY accepts and that doubles hold exactly. Otherwise a write could fail after another was made.
 local function get_integer(key)
   local v = get_text(key)
   if not v then return v end
@@ -66,14 +71,14 @@ local function get_integer(key)
   local n = v + 0
   return n < EXACT and n > -EXACT and n
 end
--- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced
--- by this file.
--- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
--- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget: stepped and of a template. per: µs; of a stepped
--- policy a name of its schedule.
--- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
--- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced by this
+-- file. pol is a text of decimal integers with a space between, in the order of fields. Zeros at the end are left out
+-- from the seventh number on.
+--   kind         0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget, which is stepped and of a template
+--   per          µs; of a stepped policy a number that names its schedule
+--   interval     µs, as is grant_end
+--   lacking      the capacity less the tokens of a new bucket
+--   enforcement  the number of the degraded mode; 4 is added in shadow mode, and 8 if the bucket has flows
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
@@ -93,7 +98,7 @@ local function fields()
     'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
 end
 
--- policy reads pol, each text once; false if it can't be read.
+-- policy returns the policy that the text pol describes; false if it can't be read. A script decodes each text once.
 local function policy(text)
   local p = policies[text]
   if p ~= nil then return p end
@@ -115,19 +120,18 @@ local function policy(text)
   p.stepped = p.kind == STEPPED or p.kind == BUDGET
   p.expires = p.kind == TEMPLATE or p.kind == BUDGET
   p.half = floor(p.interval / 2)
-  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  -- The longest time that one refill credits: the time that fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   p.life_s = 1000000000 -- of a budget whose schedule isn't known
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
+    -- The time after which a bucket expires once it was armed, and the number of refills after which that is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), p.life_s)
     p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end
   policies[text] = p
   return p
 end
--- Shared by the scripts that open a bucket; it follows redis and policy.
--- {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
 --        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
 --        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
@@ -135,9 +139,9 @@ end
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
 --        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
---   lowered  when a template's bucket last got a lower capacity, or was adopted, µs; missing if it never did
--- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
--- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+--   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
+-- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
+-- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -197,40 +201,45 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
+-- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
+-- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
+-- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
--- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
+-- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
+-- records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets policy q after
--- p, nil if it begins without state. Under a strict policy all that the bucket lacks counts as outstanding, so that no
--- refill replaces what is held. A bucket under a policy that isn't strict may have begun anew unnoticed, so a strict
--- policy that follows finds its records uncounted.
+-- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
+-- gets policy q. p is the policy before; nil if the bucket begins without state.
+--
+-- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
+-- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
+-- policy is strict, its records count as uncounted.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
--- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
--- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
--- set.
+-- record_lowered records that the capacity of a template's bucket is lowered now, because policy q replaces p. p is nil
+-- if the policy before was lost; then q may have the lower capacity. Without the record, the bucket would leave the
+-- active set at once if it is full under the lower capacity. A consumer that still uses the higher capacity would then
+-- call take, which adds no bucket to the set.
 local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+-- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
+-- what is outstanding.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
--- clients are about to undo it. What comes back to a bucket that lost K finds no room: a refill makes K again, as
--- on_loss says.
+-- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
+-- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
+-- the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -239,7 +248,7 @@ end
 -- after_loss returns the tokens of a bucket that lost K.
 local function after_loss(p) return p.on_loss == 1 and p.capacity or 0 end
 
--- altered is policy p with other numbers.
+-- altered returns policy p with some numbers replaced.
 local function altered(p, numbers)
   local words, most = {}, 6
   for i, name in ipairs(fields()) do
@@ -249,8 +258,8 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
--- what consumers do in an outage, is no reason to carry anything over.
+-- same_amounts reports whether two policies have the same capacity and the same rate or schedule. Only a change of
+-- these makes carry_over apply. A change of the fence, a grant or the degraded mode, for example, does not.
 local function same_amounts(p, q)
   local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
@@ -274,12 +283,13 @@ local function carried(p, q, tokens, carry)
 end
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for some steps: debt first,
--- then tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt
--- included; how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+-- credit credits a bucket of policy p, which holds so many tokens, for the time from last to now, or for some steps.
+-- The credit first pays debt, and then adds tokens as far as there is room. It returns five numbers: the tokens then
+-- held; how many were added, those that paid debt included; how many tokens that were due the full bucket couldn't
+-- hold; the carry; and the debt. A full bucket keeps no carry.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
-  room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
+  room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens
   if p.stepped then
     add = steps * p.tokens
   else
@@ -301,10 +311,10 @@ local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   if after < room then return after, paid + add, 0, carry, debt end
   return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
 end
--- Shared by the scripts that put another policy in force and are no refill; it follows bucket and credit.
+-- Shared by the scripts, other than refill, that put another policy in force; it follows bucket and credit.
 
--- own_step returns 1 if the step that the bucket's state names has come; otherwise 0. Then all steps up to now count as
--- credited, since it isn't known how many have come.
+-- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
+-- count as credited, because the script doesn't know how many have come.
 local function own_step(s, now)
   if s.step >= s.next or s.next > now then return 0 end
   s.step = now
@@ -312,16 +322,16 @@ local function own_step(s, now)
   return 1
 end
 
--- switch settles a bucket that holds tokens under its policy p and puts q in force: nothing is refilled. index is what
--- {K} holds, or nil. steps is how many are to be credited, nil for that of own_step. It returns the tokens then held;
--- the caller writes them, {K} as s.index, and s.
+-- switch settles a bucket under its policy p and puts q in force. That is no refill. tokens is the number that the
+-- bucket holds, and index the value of {K}, or nil. steps is the number of steps to credit; nil for that of own_step.
+-- switch returns the tokens then held. The caller writes them, {K} as s.index, and s.
 local function switch(s, p, q, tokens, index, now, steps)
   steps = steps or own_step(s, now)
   if (index or 0) == 0 or index == s.index then
     local _
     tokens, _, _, s.carry, s.debt = credit(p, tokens, room(s, p), now, s.last, s.carry, s.era, s.debt, steps)
   else
-    s.carry = 0 -- a foreign client refills it, and has paid that stretch
+    s.carry = 0 -- another client moved the index, and has added the tokens of that time
   end
   tokens, s.carry = carried(p, q, tokens, s.carry)
   presume(s, p, q, tokens)
@@ -329,11 +339,11 @@ local function switch(s, p, q, tokens, index, now, steps)
   s.last = max(s.last, now)
   return min(tokens, room(s, q))
 end
--- Shared by the scripts that credit budgets; it follows switch.
--- A budget is a bucket of a template with a schedule. No refill credits it. The call that takes from it does, and sends
--- what the script has to know of the schedule. This is one text of decimal integers with a space between: full_s, and
--- successive instants of the schedule in µs. Only the last instant is to come. By full_s, in seconds, steps alone have
--- filled every bucket of the template twice.
+-- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
+-- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
+-- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
+-- µs. Only the last instant has not come yet. full_s is the instant, in seconds, by which steps alone have filled every
+-- bucket of the template twice.
 
 -- schedule reads that text; nil if it is empty.
 local function schedule(text)
@@ -344,19 +354,19 @@ local function schedule(text)
   return {full = full, instants = instants}
 end
 
--- coming returns the instant to come, and the one before; nil if the instants are of another time.
+-- coming returns the next instant, and the one before it; nil if now is not between the last two instants.
 local function coming(instants, now)
   local latest, following = instants[#instants - 1], instants[#instants]
   if now < latest or following <= now then return nil end
   return following, latest
 end
 
--- first_step returns an instant after the last step that was credited, from which on none is: the middle of the present
--- period. Callers with other data of the time zone may name other instants for the same step.
+-- first_step returns the first instant that counts as a new step: the middle between the last step that was credited
+-- and the next one. An instant before it may be the same step, named by a caller with other data of the time zone.
 local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
 
--- uncredited returns how many of the instants have come and are not credited; nil if earlier ones may not be, either,
--- and these are too few to fill the bucket.
+-- uncredited returns how many of the instants have come and are not credited yet. It returns nil if all of them are
+-- uncredited but don't fill the bucket: then earlier instants may be uncredited, too.
 local function uncredited(s, p, instants)
   local first = first_step(s)
   local most = #instants - 1
@@ -366,8 +376,9 @@ local function uncredited(s, p, instants)
   return steps
 end
 
--- advance returns how many steps are to be credited to a budget of policy p, which then count as credited; nil if the
--- instants don't show that. Without instants of its schedule, a budget is credited the step that its state names.
+-- advance returns how many steps are to be credited to a budget of policy p, and records them as credited in s. It
+-- returns nil if the instants are not enough to know. If the call has no instants of the budget's schedule, only the
+-- step that the state names is credited.
 local function advance(s, p, instants, now)
   if s.step <= now and now < s.next then return 0 end
   if not instants then return own_step(s, now) end
@@ -383,11 +394,10 @@ local function advance(s, p, instants, now)
   end
   return steps
 end
--- Shared by the scripts that may be denied tokens; it follows bucket.
+-- Shared by the scripts that may deny tokens; it follows bucket.
 
--- policy_text returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its
--- grant_era is 0.
--- Only a pool's bucket has a grant.
+-- policy_text returns the text of the policy for a reply, '' for none. If the policy has a grant that isn't in force,
+-- grant_era is 0 in the text. Only a pool's bucket has a grant.
 local function policy_text(s, p)
   if not p then return '' end
   if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then
@@ -403,8 +413,8 @@ local function count_denied(key, p, n)
 end
 
 -- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
--- will. The wait ends with the refill after their credit falls due. If what is outstanding leaves no room for the
--- tokens, it does not end before the first record does. If the refill is overdue, it is half an interval.
+-- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
+-- interval. If the outstanding tokens leave no room for n, the time is at least that until the first record ends.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -438,8 +448,9 @@ local function wait_us(s, p, tokens, n, now)
   return min(wait, EXACT)
 end
 
--- denial counts a denied take of n tokens, and returns the reply: tokens, wait_us of each and what is to be left, era,
--- index, last_us, now_us, pol. If the bucket has no state, the numbers are 0 and pol is ''.
+-- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
+-- now_us, pol. wait_us is for the number each, and for the tokens that must be left. If the bucket has no state, the
+-- numbers of the state are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
@@ -447,16 +458,17 @@ local function denial(key, s, p, now, tokens, n, each, leave)
 end
 -- Shared by the scripts that take.
 --
--- least is how many tokens a take must leave in a bucket of this capacity: leave is their number, or a percentage of
--- the capacity, as in 20%, which is rounded up.
+-- least returns how many tokens a take must leave in a bucket of this capacity. leave is their number, or a percentage
+-- of the capacity, as in 20%. A percentage is rounded up.
 local function least(leave, capacity)
   local percent = string.match(leave, '^(%d+)%%$')
   if not percent then return tonumber(leave) end
   return math.floor(capacity / 100) * percent + math.ceil(capacity % 100 * percent / 100)
 end
--- Shared by the scripts that give a template's bucket its expiry; it follows policy.
--- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
--- armed; a budget when steps have filled it twice. Only a bucket whose policy in force is a template's is armed.
+-- Shared by the scripts that give a template's bucket its expiry; it follows policy. To arm a bucket is to give its
+-- keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
+-- refills from empty to full, and at least a minute, after it was last armed. A budget expires when steps have filled
+-- it twice. Only buckets whose policy in force is a template's are armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)
@@ -464,8 +476,8 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
--- first_end returns the first instant, in ms, at which one of a bucket's keys expires, if all expire after an instant;
--- otherwise nil.
+-- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
+-- keys has no expiry, or expires by the instant after.
 local function first_end(keys, after)
   local first = nil
   for i = 3, 1, -1 do
@@ -476,8 +488,9 @@ local function first_end(keys, after)
   return first
 end
 
--- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s, unless each has one and more than a
--- part of that is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s. It changes nothing if each key has an
+-- expiry, and of each more than that part of life_s is left, and more than hold_s. It returns when the bucket expires,
+-- in s, and whether that is new.
 local function arm(keys, life_s, now, part, hold_s)
   local first = first_end(keys, now / 1000 + max(part * life_s, hold_s) * 1000)
   if first then return math.ceil(first / 1000), false end
@@ -486,7 +499,7 @@ local function arm(keys, life_s, now, part, hold_s)
   return till, true
 end
 
--- rejoin gives keys of a bucket that were lost and made again the expiry of the others.
+-- rejoin gives K and {K} the expiry of {K}:ctl. It is called when one of them was lost and created again.
 local function rejoin(keys)
   local at = pcall('PEXPIRETIME', keys[3])
   if type(at) ~= 'number' or at < 0 then return end
@@ -505,7 +518,8 @@ local function alive(set, now)
   return type(n) == 'number' and n or 0
 end
 
--- record_alive records in that set that a bucket lives until till_s; if only_known is given, only if the set has it.
+-- record_alive records in the set of the buckets alive that a bucket expires at till_s. If only_known is set, it does
+-- so only if the set has the bucket.
 local function record_alive(set, name, till, only_known)
   local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
     or not only_known and pcall('ZADD', set, format('%d', till), name)
@@ -513,10 +527,12 @@ local function record_alive(set, name, till, only_known)
 end
 -- Shared by the scripts that may reply without a write.
 --
--- unwritten returns such a reply, or the error of a server that refuses all writes: an old master (READONLY), a master
--- without its replicas (NOREPLICAS), or one without a disk (MISCONF). The data of the first two may be out of date, and
--- none of them can be refilled. The command deletes nothing, whatever the key holds. It comes last: a server without
--- memory refuses the first write of a script, and no later one.
+-- unwritten returns the reply if the server accepts writes. Otherwise it returns the server's error. A server refuses
+-- all writes if it is an old master (READONLY), a master without its replicas (NOREPLICAS), or one that can't write to
+-- its disk (MISCONF). The data of the first two may be out of date, and none of them can be refilled.
+--
+-- To find out, unwritten sends a command that writes but deletes nothing, whatever the key holds. That is the last
+-- command of the script: a server without memory refuses the first write of a script, and no later one.
 local function unwritten(key, reply)
   local deleted = redis.pcall('HDEL', key, '')
   if type(deleted) ~= 'table' then return reply end
@@ -526,7 +542,7 @@ local function unwritten(key, reply)
   return reply
 end
 local OWN = 4503599627370496 -- 2^52, policy.OwnEpoch
-local HELD_S = 150 -- a settlement is remembered for a minute, what outlives it lasts one longer; and some for the way
+local HELD_S = 150 -- a settlement is remembered for a minute, the bucket lives a minute longer, and calls take time
 local now = now_us()
 local reply = {now}
 local arg_at = 0
@@ -544,8 +560,8 @@ local function say(...)
   for i = 1, select('#', ...) do reply[#reply + 1] = (select(i, ...)) end
 end
 
--- taken makes takes of tokens and returns how many are left, and per run how many takes were made. All fit if none is
--- wanting.
+-- taken makes takes from a number of tokens. It returns how many tokens are left, how many takes of each run were made,
+-- and whether some take did not fit.
 local function taken(runs, p, tokens, in_line)
   local made = {}
   local wanting = false
@@ -561,16 +577,17 @@ local function taken(runs, p, tokens, in_line)
   return tokens, made, wanting
 end
 
--- create makes a template's missing bucket, or adopts a foreign client's, in s, and returns its policy and tokens. The
--- caller writes the tokens. If the bucket may not be made, s stays as it is. Then the last result, if any, is the reply
--- with the reason.
+-- create creates a template's missing bucket in s, or adopts a foreign client's bucket. It returns the policy and the
+-- tokens. The caller writes the tokens. If the bucket may not be created, s stays as it is, and the third result is the
+-- reply that says why. If no take would fit into a new bucket, s stays as it is, too, and there is no third result.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
   local following, latest = nil, nil
   if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
   if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
-  -- An empty key alone is what a plain client's fetch leaves where no bucket is; one below 0 it is about to undo.
+  -- A plain client that tries to take from a missing bucket leaves K with 0 tokens and nothing else. A number below 0
+  -- is a try that the client is about to undo.
   tokens = tokens or 0
   local adopted = (index or 0) > 0 or tokens > 0
   if not adopted then
@@ -605,10 +622,10 @@ local function later(t, p)
   return q and q.version > p.version and q or p
 end
 
--- follow credits a budget the steps that have come, and switches the bucket to the template's policy if that is of a
--- later version than the one in force. It returns the policy then in force, the tokens, and whether it changed any of
--- that: then the caller writes the tokens. If it can't, it changes nothing, and the last result is the reply that says
--- why.
+-- follow credits a budget the steps that have come. It also switches the bucket to the template's policy if that is of
+-- a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
+-- either of them, in which case the caller writes the tokens. If it can't do this, it changes nothing, and the last
+-- result is the reply that says why.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -619,7 +636,7 @@ local function follow(s, k, t, p, tokens)
     steps = advance(s, p, known and k.instants, now)
     if not steps then return nil, nil, false, {10, first_step(s)} end
   end
-  if q.kind == BUDGET and q.per ~= p.per then -- its schedule begins now
+  if q.kind == BUDGET and q.per ~= p.per then -- the new schedule begins now
     local following = k.instants and coming(k.instants, now)
     if not following then return nil, nil, false, {10, 0} end
     s.begins, s.following = max(s.step, now), following
@@ -638,19 +655,20 @@ local function follow(s, k, t, p, tokens)
   return q, after, true
 end
 
--- steps_of is how many steps fill an empty bucket of a budget's policy.
+-- steps_of returns how many steps fill an empty bucket of a budget's policy.
 local function steps_of(p) return math.ceil(p.capacity / p.tokens) end
 
--- life_s is how long the bucket lives at least, in seconds: a budget until steps have filled it twice. If an override
--- needs more steps than the template to fill it, that instant isn't known.
+-- life_s returns the time after which the bucket expires, in seconds. A budget lives until steps have filled it twice.
+-- If an override needs more steps than the template to fill the bucket, the script doesn't know that instant.
 local function life_s(t, p)
   if p.kind ~= BUDGET or not t.full or steps_of(p) > t.steps then return p.life_s end
   return max(60, t.full - floor(now / 1000000))
 end
 
--- keep puts a template's bucket that isn't full, or is opened, into the active set and gives it its expiry. It does not
--- change a set of another type. A budget is in no such set. before are the tokens that the bucket held. changed is set
--- if it is new, was credited steps, or has another policy. It returns the till_s of the reply.
+-- keep gives a template's bucket that isn't full, or is opened, its expiry, and puts it into the active set, unless it
+-- is a budget. If the key of the set holds something else, keep leaves it as it is. before are the tokens that the
+-- bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep returns the till_s
+-- of the reply.
 local function keep(k, t, s, p, before, hold_s, changed)
   local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
   local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)
@@ -671,8 +689,8 @@ local function keep(k, t, s, p, before, hold_s, changed)
   return t.near and 0 or till
 end
 
--- overdue reports whether the tokens of a budget that is wanting, or is opened, may be in reservations and leases that
--- have run out. No refiller sweeps it.
+-- overdue reports whether a budget must be swept first: it has too few tokens or is opened, and the time of a
+-- reservation or lease in it is over. No refiller sweeps budgets.
 local function overdue(k, s, p, wanting, runs)
   return not k.ended and s.era and p.kind == BUDGET and s.due > 0 and s.due <= now and (wanting or #runs == 0)
 end
@@ -725,7 +743,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
     local fit, wait = made[r] or 0, 0
     if fit < run.count then
       wait = s.era and wait_us(s, p, left, run.each + run.least, now) or -1
-      -- One that could never be made wants no more of a pool.
+      -- Takes that could never be made are not counted as demand of a pool.
       local want = run.n > 0 and (run.count - fit) * run.n or fit == 0 and run.count or 0
       if p and (run.n > 0 and run.n + run.least or run.count) <= p.capacity then denied = denied + want end
     end
@@ -766,4 +784,4 @@ while arg_at < #ARGV do
   end
   takes(k, t, may_create, with_policy, in_line, hold_s, runs)
 end
-return unwritten(KEYS[2], reply) -- as the denial of a plain bucket is
+return unwritten(KEYS[2], reply) -- the reply may be a denial that wrote nothing

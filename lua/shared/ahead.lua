@@ -1,24 +1,23 @@
 -- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters; it follows redis.
 
--- store writes a value that means nothing from the instant until_us on.
+-- store writes a value that is no longer needed from the instant until_us on, when its key expires.
 local function store(key, value, until_us)
   redis.call('SET', key, value, 'PXAT', string.format('%.0f', math.ceil(until_us / 1000)))
 end
 
--- An instant to come is stored exactly: its key expires with the millisecond in which it falls, and holds how much
--- earlier than that it is, in units of 1/tokens of a microsecond. The number is small, so that Redis need not allocate
--- it.
+-- A future instant is stored exactly, in two parts. Its key expires at the end of the millisecond in which the instant
+-- falls. The value of the key is how much earlier than that the instant is, in units of 1/tokens of a microsecond. The
+-- value is a small number, for which Redis needs no memory of its own.
 
--- ahead returns how many units the stored instant lies ahead of now; nil if the key holds something else. They may be
--- more than the limit allows, when the clock went back or another program has a larger limit; beyond MOST_AHEAD they
--- aren't counted.
+-- ahead returns how many units the stored instant lies ahead of now, at most MOST_AHEAD; nil if the key holds something
+-- else. The number may be higher than the limit allows, if the clock went back or another program has a larger limit.
 local MOST_AHEAD = EXACT / 2 -- no limit is larger: see decide.NewSpacing
 local function ahead(key, now, tokens)
   local before = get_integer(key)
   if not before then return before == nil and 0 or nil end
   local expires = redis.call('PEXPIRETIME', key)
   if before < 0 or expires < 0 then return nil end
-  -- Stored under another rate, the instant is right to the millisecond.
+  -- If the instant was stored under another rate, it is right to the millisecond.
   local d = (expires * 1000 - now) * tokens - math.min(before, 1000 * tokens)
   return math.min(math.max(d, 0), MOST_AHEAD)
 end

@@ -1,5 +1,4 @@
--- Shared by the scripts that open a bucket; it follows redis and policy.
--- {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
 --        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
 --        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
@@ -7,9 +6,9 @@
 --   pol  the policy in force: see policy
 --   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
 --        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
---   lowered  when a template's bucket last got a lower capacity, or was adopted, µs; missing if it never did
--- A pool's bucket also counts in fields added and denied the tokens that refills added and that takes were denied: what
--- was consumed is added less the change of K. A bucket in shadow mode counts denied.
+--   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
+-- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
+-- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -69,40 +68,45 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another: the present, or, if the clock was ahead, one that depends on the
--- present. Otherwise two callers that both remember the old era could begin two histories with the same era.
+-- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
+-- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
+-- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket whose records may have outlived the state that counted them. The instant is over,
--- so the refiller sweeps after its next refill. That sweep counts the records, as the next reservation or lease does.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
+-- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
+-- records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume assumes what is outstanding while records are uncounted, when a bucket that holds tokens gets policy q after
--- p, nil if it begins without state. Under a strict policy all that the bucket lacks counts as outstanding, so that no
--- refill replaces what is held. A bucket under a policy that isn't strict may have begun anew unnoticed, so a strict
--- policy that follows finds its records uncounted.
+-- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
+-- gets policy q. p is the policy before; nil if the bucket begins without state.
+--
+-- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
+-- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
+-- policy is strict, its records count as uncounted.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
 end
 
--- record_lowered records that policy q replaces p now, if the bucket is a template's and q has the lower capacity, or
--- may have: p is nil if it was lost. Otherwise the bucket, which is full under the lower capacity, would leave the
--- active set at once. A consumer that still uses the higher capacity would then call take, which adds no bucket to the
--- set.
+-- record_lowered records that the capacity of a template's bucket is lowered now, because policy q replaces p. p is nil
+-- if the policy before was lost; then q may have the lower capacity. Without the record, the bucket would leave the
+-- active set at once if it is full under the lower capacity. A consumer that still uses the higher capacity would then
+-- call take, which adds no bucket to the set.
 local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room is the most tokens that the bucket may hold: its capacity, under a strict policy without what is outstanding.
+-- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
+-- what is outstanding.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess is how many of n tokens there is no room for beside those that the bucket holds. Below 0 it holds none: plain
--- clients are about to undo it. What comes back to a bucket that lost K finds no room: a refill makes K again, as
--- on_loss says.
+-- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
+-- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
+-- the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -111,7 +115,7 @@ end
 -- after_loss returns the tokens of a bucket that lost K.
 local function after_loss(p) return p.on_loss == 1 and p.capacity or 0 end
 
--- altered is policy p with other numbers.
+-- altered returns policy p with some numbers replaced.
 local function altered(p, numbers)
   local words, most = {}, 6
   for i, name in ipairs(fields()) do
@@ -121,8 +125,8 @@ local function altered(p, numbers)
   return policy(table.concat(words, ' ', 1, most))
 end
 
--- same_amounts reports whether two policies fill a bucket alike. Whatever else differs, such as the fence, a grant or
--- what consumers do in an outage, is no reason to carry anything over.
+-- same_amounts reports whether two policies have the same capacity and the same rate or schedule. Only a change of
+-- these makes carry_over apply. A change of the fence, a grant or the degraded mode, for example, does not.
 local function same_amounts(p, q)
   local kind_kept = p.stepped == q.stepped
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per

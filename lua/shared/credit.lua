@@ -1,11 +1,12 @@
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit adds to a bucket of policy p that holds tokens for the time from last to now, or for some steps: debt first,
--- then tokens, as far as there is room. It returns the tokens then held; how many were added, those that paid debt
--- included; how many that were due the full bucket couldn't hold; carry and debt. A full bucket keeps no carry.
+-- credit credits a bucket of policy p, which holds so many tokens, for the time from last to now, or for some steps.
+-- The credit first pays debt, and then adds tokens as far as there is room. It returns five numbers: the tokens then
+-- held; how many were added, those that paid debt included; how many tokens that were due the full bucket couldn't
+-- hold; the carry; and the debt. A full bucket keeps no carry.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
-  room = room + min(tokens, 0) -- what is below 0, plain clients are about to undo
+  room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens
   if p.stepped then
     add = steps * p.tokens
   else

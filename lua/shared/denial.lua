@@ -1,8 +1,7 @@
--- Shared by the scripts that may be denied tokens; it follows bucket.
+-- Shared by the scripts that may deny tokens; it follows bucket.
 
--- policy_text returns the text of the policy as replies give it, '' for none: if the grant isn't in force, its
--- grant_era is 0.
--- Only a pool's bucket has a grant.
+-- policy_text returns the text of the policy for a reply, '' for none. If the policy has a grant that isn't in force,
+-- grant_era is 0 in the text. Only a pool's bucket has a grant.
 local function policy_text(s, p)
   if not p then return '' end
   if p.grant_era > 0 and (p.grant_era ~= s.era or now_us() >= p.grant_end) then
@@ -18,8 +17,8 @@ local function count_denied(key, p, n)
 end
 
 -- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
--- will. The wait ends with the refill after their credit falls due. If what is outstanding leaves no room for the
--- tokens, it does not end before the first record does. If the refill is overdue, it is half an interval.
+-- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
+-- interval. If the outstanding tokens leave no room for n, the time is at least that until the first record ends.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -53,8 +52,9 @@ local function wait_us(s, p, tokens, n, now)
   return min(wait, EXACT)
 end
 
--- denial counts a denied take of n tokens, and returns the reply: tokens, wait_us of each and what is to be left, era,
--- index, last_us, now_us, pol. If the bucket has no state, the numbers are 0 and pol is ''.
+-- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
+-- now_us, pol. wait_us is for the number each, and for the tokens that must be left. If the bucket has no state, the
+-- numbers of the state are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end

@@ -1,6 +1,7 @@
--- Shared by the scripts that give a template's bucket its expiry; it follows policy.
--- All keys of a bucket expire at the same whole second: twice its drain time, at least a minute, after it was last
--- armed; a budget when steps have filled it twice. Only a bucket whose policy in force is a template's is armed.
+-- Shared by the scripts that give a template's bucket its expiry; it follows policy. To arm a bucket is to give its
+-- keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
+-- refills from empty to full, and at least a minute, after it was last armed. A budget expires when steps have filled
+-- it twice. Only buckets whose policy in force is a template's are armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)
@@ -8,8 +9,8 @@ local function outlast(set, till)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
--- first_end returns the first instant, in ms, at which one of a bucket's keys expires, if all expire after an instant;
--- otherwise nil.
+-- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
+-- keys has no expiry, or expires by the instant after.
 local function first_end(keys, after)
   local first = nil
   for i = 3, 1, -1 do
@@ -20,8 +21,9 @@ local function first_end(keys, after)
   return first
 end
 
--- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s, unless each has one and more than a
--- part of that is left, and more than hold_s. It returns when the bucket expires, in s, and whether that is new.
+-- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s. It changes nothing if each key has an
+-- expiry, and of each more than that part of life_s is left, and more than hold_s. It returns when the bucket expires,
+-- in s, and whether that is new.
 local function arm(keys, life_s, now, part, hold_s)
   local first = first_end(keys, now / 1000 + max(part * life_s, hold_s) * 1000)
   if first then return math.ceil(first / 1000), false end
@@ -30,7 +32,7 @@ local function arm(keys, life_s, now, part, hold_s)
   return till, true
 end
 
--- rejoin gives keys of a bucket that were lost and made again the expiry of the others.
+-- rejoin gives K and {K} the expiry of {K}:ctl. It is called when one of them was lost and created again.
 local function rejoin(keys)
   local at = pcall('PEXPIRETIME', keys[3])
   if type(at) ~= 'number' or at < 0 then return end
@@ -49,7 +51,8 @@ local function alive(set, now)
   return type(n) == 'number' and n or 0
 end
 
--- record_alive records in that set that a bucket lives until till_s; if only_known is given, only if the set has it.
+-- record_alive records in the set of the buckets alive that a bucket expires at till_s. If only_known is set, it does
+-- so only if the set has the bucket.
 local function record_alive(set, name, till, only_known)
   local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
     or not only_known and pcall('ZADD', set, format('%d', till), name)

@@ -9,8 +9,8 @@ local function fields_of(flow)
   return {'/', flow}
 end
 
--- read_flow reads how a bucket is divided, as far as a flow needs it. It returns the places of the flow and of its
--- teams among the fields; nil if the bucket isn't divided, false if the plan can't be read.
+-- read_flow reads the part of a bucket's plan that a flow needs. It returns the places of the flow and of its teams
+-- among the fields; nil if the bucket isn't divided, false if the plan can't be read.
 local function read_flow(flows, flow)
   local needed = fields_of(flow)
   local last = #needed
@@ -19,7 +19,7 @@ local function read_flow(flows, flow)
   return divided and {flow = last, narrow = last - 1, wide = max(1, last - 2)} or divided
 end
 
--- pay_back gives a flow the right to n tokens back, as far as it may save so much.
+-- pay_back gives a flow the right to n tokens back, up to the most that a flow may save.
 local function pay_back(turn, n)
   local at = right(turn.flow, turn.narrow, turn.wide)
   if not at then return end

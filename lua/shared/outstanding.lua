@@ -6,15 +6,16 @@
 --   2 reservation  overrun: 0 clamp, 1 debt; and of a divided bucket paid, as in flows, and the flow behind a slash
 --   3 settled      returned clamped void charged owed forgiven: the reply to the settlement
 --   4 run out      overrun void: a reservation whose time ended, and how much of it was void
--- {K}:due is a sorted set: id by until_us. n is outstanding, 0 for kinds 3 and 4. At its end a reservation goes back to
--- the bucket. What was in a lease doesn't: its holder may have spent it. Kinds 3 and 4 are remembered for a while, so
--- that a settlement that is sent again is known and one that comes late still charges what was used.
+-- n are the tokens outstanding, 0 for kinds 3 and 4. {K}:due is a sorted set of the ids by until_us. When the time of a
+-- reservation is over, its tokens go back to the bucket. The tokens of a lease don't, because its holder may have spent
+-- them. Kinds 3 and 4 are remembered for a while. So a settlement that is sent again gets the same answer, and one that
+-- comes late still charges the tokens that were used.
 local LEASE = 1
 local RESERVATION = 2
 local SETTLED = 3
 local RUN_OUT = 4
 local MEMORY_US = 60000000
-local SWEPT = 16 -- records ended by each call beside its own work, more than it leaves behind
+local SWEPT = 16 -- records that each call ends beside its own work; more than the one that it adds
 
 -- record reads a record; nil if there is none, false if it can't be read.
 local function record(raw)
@@ -28,10 +29,10 @@ local function record(raw)
     free = f[8] or 0, paid = f[6], flow = flow, clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
 
-local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ends without a record
-local uncounted = false -- there was an end without a record
+local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ids in {K}:due without a record
+local uncounted = false -- {K}:due had an id without a record
 
--- put_text writes the text of a record, also under an id that find_due was to drop.
+-- put_text writes the text of a record. If find_due was to drop the id, it no longer does.
 local function put_text(id, ends, text)
   call('HSET', KEYS[4], id, text)
   call('ZADD', KEYS[5], format('%d', ends), id)
@@ -48,9 +49,9 @@ end
 -- put_record writes a record. The arguments after era depend on the kind.
 local function put_record(id, kind, n, ends, era, ...) put_text(id, ends, decimals(kind, n, ends, era, ...)) end
 
--- Redis deletes a key when its last record is dropped. While a Cluster moves the slot, commands on a deleted key fail.
--- So records are dropped after others are written, and commands that may run afterwards use try: it answers as pcall
--- does, but raises the error of a missing right.
+-- try is like pcall, but raises the error of a missing right. It is for commands on a key that may have been deleted:
+-- Redis deletes a key when its last record is dropped, and while a Cluster moves the slot, commands on a deleted key
+-- fail. For the same reason records are dropped after others are written.
 local function try(...)
   local reply = pcall(...)
   local err = type(reply) == 'table' and reply.err
@@ -63,8 +64,8 @@ local function drop_record(id)
   try('ZREM', KEYS[5], id)
 end
 
--- count recounts what is outstanding after a key was lost, and restores missing ends from the records. If an end has no
--- record, s.out does not fall. It returns when the last record ends.
+-- count counts again what is outstanding after a key was lost, and restores missing ends from the records. If {K}:due
+-- has an id without a record, s.out does not fall. It returns when the last record ends.
 local function count(s)
   local all = try('HGETALL', KEYS[4])
   if all.err then all = {} end
@@ -105,12 +106,13 @@ local function put_tokens(tokens, before)
   if tokens ~= before then call('INCRBY', KEYS[1], format('%d', tokens - before)) end
 end
 
--- outlive keeps a bucket whose keys expire until a minute after an instant. Takes and refills enter a new expiry in the
--- sets of the template; outlive doesn't. So a caller opens a template's bucket for that long before it reserves or
--- leases, and outlive moves the expiry only if the caller didn't, or if something is settled after its time.
+-- outlive makes a bucket whose keys expire live at least until a minute after an instant. Takes and refills also enter
+-- a new expiry in the sets of the template, but outlive doesn't. So a caller that reserves or leases first opens the
+-- bucket of a template for that long. Then outlive has to move the expiry only if the caller didn't open the bucket, or
+-- if a reservation is settled after its time.
 local function outlive(instant, now)
   local left = call('PTTL', KEYS[3])
-  if left < 0 then -- a template's key that is configured by now
+  if left < 0 then -- the bucket doesn't expire; it may have been a template's before
     if try('PERSIST', KEYS[4]) == 1 then try('PERSIST', KEYS[5]) end
     return
   end
@@ -122,8 +124,8 @@ local function outlive(instant, now)
   for i = 4, 5 do try('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
 end
 
--- restore counts what is outstanding in a bucket whose state and records disagree on when the first record ends,
--- because one of them was lost. It returns the tokens then held: under a strict policy, no more than there is room for.
+-- restore counts what is outstanding in a bucket after its state or its records were lost, so that they disagree on
+-- when the first record ends. It returns the tokens then held: under a strict policy, no more than there is room for.
 local function restore(s, p, tokens)
   local now = now_us()
   local last = count(s)
@@ -161,8 +163,8 @@ local function read_outstanding(id)
   return nil, s, p, tokens, r
 end
 
--- give_back adds n tokens of an era, as many as there is room for; it returns the tokens then held, and how many were
--- returned, clamped, and void because the bucket is in another era.
+-- give_back adds n tokens that were taken in an era, as many as there is room for. It returns the tokens then held, and
+-- how many were returned, were clamped, and are void because the bucket is in another era.
 local function give_back(s, p, tokens, n, era)
   if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
@@ -170,8 +172,8 @@ local function give_back(s, p, tokens, n, era)
   return tokens + n - clamped, n - clamped, clamped, 0
 end
 
--- end_due ends records whose time has come, at most as many as most; find_due is to follow. It returns the tokens then
--- held and how many were returned, clamped, void, and dropped with leases.
+-- end_due ends records whose time is over, at most as many as most. The caller calls find_due afterwards. It returns
+-- the tokens then held, and how many were returned, were clamped, are void, and were dropped with leases.
 local function end_due(s, p, tokens, now, most)
   local sum = {0, 0, 0, 0}
   if s.due == 0 or s.due > now then return tokens, sum end

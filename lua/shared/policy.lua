@@ -1,11 +1,11 @@
--- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced
--- by this file.
--- pol is a text of decimal integers with a space between, in the order of fields, without the zeros at the end from the
--- seventh on.
--- kind: 0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget: stepped and of a template. per: µs; of a stepped
--- policy a name of its schedule.
--- interval, grant_end: µs. lacking: capacity less what a new bucket holds. enforcement: what consumers do about it, how
--- they degrade, and 4 more in shadow mode, and 8 more if the bucket has flows.
+-- Shared by the scripts that read a bucket's policy. A script's line "--#include shared/policy" is replaced by this
+-- file. pol is a text of decimal integers with a space between, in the order of fields. Zeros at the end are left out
+-- from the seventh number on.
+--   kind         0 plain, 1 stepped, 2 of a template, 3 of a pool, 4 a budget, which is stepped and of a template
+--   per          µs; of a stepped policy a number that names its schedule
+--   interval     µs, as is grant_end
+--   lacking      the capacity less the tokens of a new bucket
+--   enforcement  the number of the degraded mode; 4 is added in shadow mode, and 8 if the bucket has flows
 local STEPPED = 1
 local TEMPLATE = 2
 local POOL = 3
@@ -25,7 +25,7 @@ local function fields()
     'enforcement', 'strict', 'pools_version', 'epoch', 'seq', 'grant_tokens', 'grant_end', 'grant_era'}
 end
 
--- policy reads pol, each text once; false if it can't be read.
+-- policy returns the policy that the text pol describes; false if it can't be read. A script decodes each text once.
 local function policy(text)
   local p = policies[text]
   if p ~= nil then return p end
@@ -47,11 +47,11 @@ local function policy(text)
   p.stepped = p.kind == STEPPED or p.kind == BUDGET
   p.expires = p.kind == TEMPLATE or p.kind == BUDGET
   p.half = floor(p.interval / 2)
-  -- The longest stretch that one refill credits: what fills the bucket, but no more than 2 s or five intervals.
+  -- The longest time that one refill credits: the time that fills the bucket, but no more than 2 s or five intervals.
   p.max_elapsed = min(math.ceil(p.capacity * p.per / p.tokens), max(2000000, 5 * p.interval))
   p.life_s = 1000000000 -- of a budget whose schedule isn't known
   if p.kind == TEMPLATE then
-    -- How long a bucket lives at least after it was armed, and after how many refills its expiry is checked.
+    -- The time after which a bucket expires once it was armed, and the number of refills after which that is checked.
     p.life_s = min(max(60, 2 * p.capacity * p.per / p.tokens / 1000000), p.life_s)
     p.refills_per_check = max(1, floor(p.life_s * 1000000 / (8 * p.interval)))
   end

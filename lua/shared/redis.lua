@@ -6,7 +6,7 @@ local function now_us()
   return t[1] * 1000000 + t[2]
 end
 
--- wrong_type answers false to the error of a key of another type and raises every other error.
+-- wrong_type returns false if the error says that a key has another type. It raises every other error.
 local function wrong_type(reply)
   if not string.find(reply.err, 'WRONGTYPE') then error(reply) end
   return false
@@ -19,8 +19,8 @@ local function get_text(key)
   return v or nil
 end
 
--- get_integer reads a decimal integer that INCRBY accepts and doubles hold exactly, as get_text does, so that no write
--- fails after another has been made.
+-- get_integer reads a decimal integer: nil if the key is missing, false if it holds something else. It accepts only
+-- numbers that INCRBY accepts and that doubles hold exactly. Otherwise a write could fail after another was made.
 local function get_integer(key)
   local v = get_text(key)
   if not v then return v end

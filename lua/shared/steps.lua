@@ -1,8 +1,8 @@
--- Shared by the scripts that credit budgets; it follows switch.
--- A budget is a bucket of a template with a schedule. No refill credits it. The call that takes from it does, and sends
--- what the script has to know of the schedule. This is one text of decimal integers with a space between: full_s, and
--- successive instants of the schedule in µs. Only the last instant is to come. By full_s, in seconds, steps alone have
--- filled every bucket of the template twice.
+-- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
+-- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
+-- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
+-- µs. Only the last instant has not come yet. full_s is the instant, in seconds, by which steps alone have filled every
+-- bucket of the template twice.
 
 -- schedule reads that text; nil if it is empty.
 local function schedule(text)
@@ -13,19 +13,19 @@ local function schedule(text)
   return {full = full, instants = instants}
 end
 
--- coming returns the instant to come, and the one before; nil if the instants are of another time.
+-- coming returns the next instant, and the one before it; nil if now is not between the last two instants.
 local function coming(instants, now)
   local latest, following = instants[#instants - 1], instants[#instants]
   if now < latest or following <= now then return nil end
   return following, latest
 end
 
--- first_step returns an instant after the last step that was credited, from which on none is: the middle of the present
--- period. Callers with other data of the time zone may name other instants for the same step.
+-- first_step returns the first instant that counts as a new step: the middle between the last step that was credited
+-- and the next one. An instant before it may be the same step, named by a caller with other data of the time zone.
 local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
 
--- uncredited returns how many of the instants have come and are not credited; nil if earlier ones may not be, either,
--- and these are too few to fill the bucket.
+-- uncredited returns how many of the instants have come and are not credited yet. It returns nil if all of them are
+-- uncredited but don't fill the bucket: then earlier instants may be uncredited, too.
 local function uncredited(s, p, instants)
   local first = first_step(s)
   local most = #instants - 1
@@ -35,8 +35,9 @@ local function uncredited(s, p, instants)
   return steps
 end
 
--- advance returns how many steps are to be credited to a budget of policy p, which then count as credited; nil if the
--- instants don't show that. Without instants of its schedule, a budget is credited the step that its state names.
+-- advance returns how many steps are to be credited to a budget of policy p, and records them as credited in s. It
+-- returns nil if the instants are not enough to know. If the call has no instants of the budget's schedule, only the
+-- step that the state names is credited.
 local function advance(s, p, instants, now)
   if s.step <= now and now < s.next then return 0 end
   if not instants then return own_step(s, now) end

@@ -1,9 +1,9 @@
 -- Shared by the scripts that answer a take for a flow; it follows denial and division.
 --
--- A turn is what is known of a take, or of a run of them, for a flow: flow, narrow and wide, the places among the
--- fields that were read of the flow and of its teams; n and leave as in takes, leave in tokens; field, under which it
--- was counted, nil for none.
-local SOON = 20 -- the part of an interval after which an overdue plan is read again
+-- A turn describes a take, or a run of takes, for a flow. flow, narrow and wide are the places of the flow and of its
+-- teams among the fields that were read. n and leave are as in takes, with leave in tokens. field is the name under
+-- which the demand was counted; nil if it wasn't.
+local SOON = 20 -- an overdue plan is read again after the interval divided by this
 
 -- served counts what is asked for in the turn of a flow and makes the takes that fit into a bucket that holds tokens.
 -- It returns the tokens taken, and those of them for which the flow pays. write_rights is to follow.
@@ -17,13 +17,13 @@ local function served(use, turn, n, count, leave, tokens)
   return made * each, paid * each
 end
 
--- count_refused counts that of what was asked for in a turn some tokens were denied.
+-- count_refused counts n tokens of a turn as denied.
 local function count_refused(use, turn, n)
   if turn.field and n > 0 then call('HINCRBY', use, '/!' .. turn.field, format('%d', n)) end
 end
 
--- turn_us is how long until a take fits, if no other flow takes any: until the bucket holds it above the floor, or
--- until it holds it and the flow has a right.
+-- turn_us returns the time until a take fits, if no other flow takes any tokens. It fits when the bucket holds the
+-- tokens above the floor, or when the bucket holds the tokens and the flow has a right.
 local function turn_us(turn, s, p, left, now)
   local each = max(1, turn.n)
   local within = wait_us(s, p, left, each + turn.leave, now)
@@ -33,7 +33,7 @@ local function turn_us(turn, s, p, left, now)
   local refills = within == 0 and 1 or 0
   if of then refills = floor((used[of] - clock) / p.interval) + 1 end
   if refills > 0 then
-    -- A plan that comes after its refill may be under way: it is asked for soon.
+    -- The plan comes after its refill, so it may be under way. Then the caller asks again soon.
     local due = advanced() + refills * p.interval - now
     if due < 1 then due = floor(p.interval / SOON) end
     within = max(within, due)
