@@ -12,12 +12,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ActiveShards is how many parts the active set of a template has. A bucket is in
-// the part of its Cluster slot.
+// ActiveShards is the number of shards of a template's active set. The Cluster slot of a bucket decides in which shard
+// it is.
 const ActiveShards = 16
 
-// activeTags are the hash tags of the shards: names whose slots are in the
-// shard's own range, so that a shard and its buckets tend to share a master.
+// activeTags are the hash tags of the shards. The slot of each tag is in the range of slots of the shard's buckets, so
+// that a shard and its buckets usually are on the same master.
 var activeTags = func() (tags [ActiveShards]string) {
 	for i, n := 0, 0; i < ActiveShards; n++ {
 		if tag := "refiller:active:" + strconv.Itoa(n); Slot(tag)*ActiveShards/Slots == i {
@@ -31,13 +31,13 @@ var activeTags = func() (tags [ActiveShards]string) {
 // ActiveShard returns the shard of a bucket.
 func ActiveShard(key string) int { return Slot(key) * ActiveShards / Slots }
 
-// ActiveKey returns the key of a shard of the active set: the names of the template's
-// buckets that are not full. Those of all templates share a slot.
+// ActiveKey returns the key of a shard of the active set, which holds the names of the template's buckets that are not
+// full. The shards of all templates with the same number share a slot.
 func ActiveKey(prefix string, shard int) string { return activeTags[shard] + "set:" + prefix }
 
 // Shard is one part of the active set of a template.
 type Shard struct {
-	Prefix string // the template's
+	Prefix string // of the template
 	Number int    // 0 to ActiveShards-1
 }
 
@@ -79,9 +79,8 @@ func Counts(ctx context.Context, rdb redis.UniversalClient, shards []Shard) []Co
 	return results
 }
 
-// Names reads a part of the names in a shard, some as many as most. It begins with
-// cursor 0 and goes on with next, until that is 0. A name that is in the shard all
-// the while is among them once or more often.
+// Names reads a part of the names in a shard, about as many as most. The caller begins with cursor 0 and goes on with
+// next, until next is 0. A name that is in the shard all the time is returned at least once.
 func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (names []string, next uint64, err error) {
 	cmd := redis.NewScanCmd(ctx, nil, "sscan", s.key(), cursor, "count", most)
 	if err := c.Process(ctx, cmd); err != nil {
@@ -91,8 +90,8 @@ func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (na
 	return names, next, nil
 }
 
-// outlast makes a set of a template live as long as buckets of it do, which expire up to
-// a second. What fails is left to a later refill.
+// outlast makes a set of a template live at least until the second till, in which the last of its buckets expires. If
+// it fails, a later refill does the same.
 func outlast(ctx context.Context, c Client, set string, till int64) {
 	_ = c.Process(ctx, redis.NewIntCmd(ctx, "pexpireat", set, till*1000, "gt"))
 }
@@ -118,7 +117,7 @@ func (s Shard) change(ctx context.Context, c Client, command string, names []str
 	return nil
 }
 
-// Move moves names from the shard to the one with its number of another template.
+// Move moves names from the shard to the shard with the same number of another template.
 func (s Shard) Move(ctx context.Context, c Client, prefix string, names []string) error {
 	to := Shard{Prefix: prefix, Number: s.Number}
 	args := make([]any, len(names))
@@ -131,12 +130,11 @@ func (s Shard) Move(ctx context.Context, c Client, prefix string, names []string
 	return nil
 }
 
-// OccupiedAtOnce is how many shards one command checks at most. Otherwise it would
-// block the server for long.
+// OccupiedAtOnce is the most shards that one command checks. More would block the server for long.
 const OccupiedAtOnce = 1000
 
-// Occupied reports which of the shards hold names. As long as none does, it sends one
-// command for each thousand shards, on a Cluster for each slot.
+// Occupied reports which of the shards hold names. It first sends one command for each OccupiedAtOnce shards, which on
+// a Cluster share a slot. Then it checks one by one the shards of those commands that found a name.
 func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([]bool, error) {
 	groups := [][]int{} // shards that go in one command
 	_, cluster := rdb.(*redis.ClusterClient)
@@ -194,14 +192,12 @@ func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, group
 	return counts, nil
 }
 
-// RefillActive refills buckets of a shard, as RefillBatch does, and creates none of
-// them. A bucket that is full then leaves the shard, and so does a name that is no
-// bucket: see RefillResult.Left. Every few refills a bucket gets a new expiry if less
-// than half its life is left.
+// RefillActive refills buckets of a shard, as RefillBatch does, but creates none of them. A bucket that is full
+// afterwards leaves the shard, and so does a name that is no bucket: see RefillResult.Left. Every few refills a bucket
+// gets a new expiry if less than half its life is left.
 //
-// One Redis does all of that in the script call of the refill. On a Cluster the
-// shard is in another slot than its buckets, so it follows in further round trips:
-// see leave.
+// A single Redis does all of this in the script call of the refill. On a Cluster the shard is in another slot than its
+// buckets. So RefillActive changes the shard in further round trips: see leave.
 func RefillActive(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall,
 	perCall int) []RefillResult {
 	for i := range calls {
@@ -244,11 +240,10 @@ func refillsPerCheck(t *policy.Terms) int64 {
 	return max(1, t.Lifetime().Microseconds()/(8*t.Interval)) // as in shared/policy.lua
 }
 
-// leave removes names from a shard that is in another slot than its buckets. A
-// concurrent take may have entered its bucket before the removal. So leave reads every
-// bucket again after the removal, and enters those that aren't full. If it fails in
-// between, a full bucket stays in the shard until the next refill, or a bucket that
-// isn't full is missing until its next take that asks for the policy or is denied.
+// leave removes names from a shard that is in another slot than its buckets. A concurrent take may have entered its
+// bucket just before the removal. So leave reads every bucket again after the removal, and enters those that aren't
+// full. It may fail in between. Then a full bucket stays in the shard until its next refill, or a bucket that isn't
+// full is missing from the shard until its next take that asks for the policy or is denied.
 func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
 	results []RefillResult) {
 	if len(gone) == 0 {
@@ -274,12 +269,12 @@ func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []Refi
 		}
 	}
 	if len(back) > 0 {
-		_ = rdb.SAdd(ctx, s.key(), back...).Err() // a lost entry heals, as above
+		_ = rdb.SAdd(ctx, s.key(), back...).Err() // if this fails, a later take enters the bucket, as above
 	}
 }
 
-// age records the expiries of buckets that the refill may have renewed, in the shard and in the set of those alive. A
-// later refill records those that fail.
+// age records the expiries of buckets that a refill may have renewed, in the shard and in the set of the buckets alive.
+// If it fails for a bucket, a later refill records it.
 func age(ctx context.Context, rdb redis.UniversalClient, s Shard, keys []string) {
 	cmds, _ := each(ctx, rdb, len(keys),
 		func(p redis.Pipeliner, i int) *redis.DurationCmd { return p.PExpireTime(ctx, TokensKey(keys[i])) })

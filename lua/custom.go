@@ -2,9 +2,8 @@ package lua
 
 import "context"
 
-// Script is a Lua script of another package. It is sent as this package sends
-// its own: once, whatever the client's MaxRetries, and with its source when the
-// server doesn't know it. It is safe for concurrent use.
+// Script is a Lua script of another package. It is sent as the scripts of this package are: once, whatever the client's
+// MaxRetries is, and with its source if the server doesn't know it. It is safe for concurrent use.
 type Script struct{ script }
 
 // NewScript makes a Script; name appears in errors. Its lines

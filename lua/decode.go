@@ -24,11 +24,10 @@ var (
 	// ErrInvalidAmount is returned for a number of tokens that can't be taken,
 	// returned or granted: it must be 1 to policy.MaxTokens.
 	ErrInvalidAmount = errors.New("refiller: invalid amount")
-	// ErrIDInUse is returned when an id is in use for something else: a reservation
-	// of another number of tokens, one that has ended, or a lease.
+	// ErrIDInUse is returned when an id is in use for something else: a reservation of another number of tokens, a
+	// reservation that has ended, or a lease.
 	ErrIDInUse = errors.New("refiller: id is in use")
-	// ErrNotHeld is returned for an unknown id: its reservation or lease ended a
-	// while ago, or never existed.
+	// ErrNotHeld is returned for an unknown id. Its reservation or lease ended some time ago, or never existed.
 	ErrNotHeld = errors.New("refiller: nothing is held under this id")
 	// ErrInvalidID is returned for an id that is empty or longer than MaxIDLen
 	// bytes.
@@ -41,7 +40,7 @@ var (
 	ErrBadReply = errors.New("refiller: bad reply")
 )
 
-// Codes that open the replies of most scripts; add, refill, takes, enter, alive and publish have replies of their own.
+// Codes that are the first value in the replies of most scripts.
 const (
 	codeDenied    = 0
 	codeDone      = 1
@@ -139,7 +138,7 @@ func (r *Reply) fail(err error) error {
 type integerReply struct {
 	values []int64
 	read   int
-	bad    bool // a value is none that the script answers
+	bad    bool // the script never replies with a value that was read
 }
 
 // next returns the next value; 0 after the last one.
@@ -170,8 +169,8 @@ func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, w
 	return open(v, keys, want...)
 }
 
-// askExisting is like ask, for a script that answers codeUnknown if none of its keys exists. A Cluster doesn't run a
-// script of missing keys while their slot moves, so they are then checked one by one.
+// askExisting is like ask, for a script that answers codeUnknown if none of its keys exists. While a slot moves, a
+// Cluster doesn't run a script with missing keys. Then askExisting checks one by one whether the keys exist.
 func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*Reply, int64,
 	error) {
 	r, code, err := s.ask(ctx, c, keys, args, want...)
@@ -201,8 +200,9 @@ func exists(ctx context.Context, c Client, key string) (bool, error) {
 
 func unknown(keys []string) error { return fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0])) }
 
-// open reads the code that opens the reply to a call with these keys. It is one of want, or one of those that mean the
-// same everywhere: they become errors, unless they are wanted.
+// open reads the code at the beginning of the reply to a call with these keys. A code of want is returned. codeUnknown
+// and codeMalformed, which have the same meaning for all scripts, become errors unless they are in want. Any other code
+// is ErrBadReply.
 func open(v any, keys []string, want ...int64) (*Reply, int64, error) {
 	r := readReply(v)
 	code := r.Int()
@@ -224,8 +224,7 @@ func open(v any, keys []string, want ...int64) (*Reply, int64, error) {
 	return nil, code, r.fail(err)
 }
 
-// checkAmount refuses numbers that would turn a script's sense around, as a
-// negative take is an addition.
+// checkAmount refuses numbers with which a script would do the opposite: a negative take is an addition.
 func checkAmount(n int64) error { return checkFrom(1, n) }
 
 func checkFrom(least, n int64) error {
@@ -235,7 +234,7 @@ func checkFrom(least, n int64) error {
 	return nil
 }
 
-// checkTake is checkAmount of a take that leaves some tokens.
+// checkTake is like checkAmount, for a take that leaves some tokens.
 func checkTake(n int64, leave policy.Leave) error {
 	if err := leave.Validate(); err != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidAmount, err)

@@ -4,19 +4,19 @@
 //
 // A bucket named K is stored in three keys of one Cluster slot: K (tokens), {K} (index) and {K}:ctl (state and policy
 // in force). keys.go has the others. Each script opens with its contract: KEYS, ARGV with units, every reply. Parts
-// that several scripts include are in the directory shared. No other package reads raw replies of a bucket's scripts;
-// decode.go does.
+// that several scripts include are in the directory shared. Only this package reads the raw replies of a bucket's
+// scripts, in decode.go.
 //
-// A new script is a file here, NAME.lua, with a function that calls it; docs/development.md has all steps. The rule of
-// a limiter is no script of this package: it is beside its limiter, below package limit.
+// A new script is a file NAME.lua in this directory, with a function that calls it; docs/development.md has all steps.
+// The script of a limiter's rule is not in this package. It is beside the limiter, in a directory below limit.
 //
 // # Exactly once
 //
-// A script that isn't idempotent must not run twice because its reply was lost.
-// Every script is sent as a command that go-redis does not retry, whatever the client's MaxRetries. Two answers prove
-// that a script did not run and are followed by a second command: NOSCRIPT (sent again with its source) and a Cluster's
-// redirection. After any other error the script may have run, and callers assume that it has.
+// A script that isn't idempotent must not run twice because its reply was lost. So every script is sent as a command
+// that go-redis does not retry, whatever the client's MaxRetries is. A script is sent again only after two replies,
+// which prove that it did not run: NOSCRIPT, after which it is sent with its source, and a Cluster's redirection. After
+// any other error the script may have run, and callers assume that it has.
 //
-// All functions are safe for concurrent use if the client is. They wait for the client, so a context's deadline has an
-// effect only if the client observes it (redis.Options.ContextTimeoutEnabled).
+// All functions are safe for concurrent use if the client is. A context's deadline has an effect only if the client
+// observes it (redis.Options.ContextTimeoutEnabled), because the functions wait for the client.
 package lua

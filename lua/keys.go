@@ -49,8 +49,8 @@ func LiveKey(key string) string { return "{" + key + "}:live" }
 // RequestKey returns the key under which the bucket remembers a request.
 func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
 
-// AliveKey returns the key of the set of a bounded template's buckets alive: their names, by
-// the second in which they expire. No key of a bucket is like it.
+// AliveKey returns the key of the set of a bounded template's buckets that are alive: their names, by the second in
+// which they expire. It can't be the key of a bucket.
 func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
 
 // OverrideKey returns the key of the override of a template's bucket.
@@ -62,10 +62,10 @@ func FlowsKey(key string) string { return "{" + key + "}:flows" }
 // UseKey returns the key of the demand of the bucket's flows.
 func UseKey(key string) string { return "{" + key + "}:use" }
 
-// LazyKey returns the key of a bucket that is credited when it is asked.
+// LazyKey returns the key of a bucket of a lazy template.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
 
-// contents are what keys hold, by what follows the name of their bucket.
+// contents says what a key holds, by the part of the key that follows the name of the bucket.
 var contents = map[string]string{
 	"": "a whole number, the index", ":ctl": "the bucket's state", ":outstanding": "the bucket's reservations and leases",
 	":due": "when they end", ":live": "its consumers", ":lazy": "an instant", ":override": "a policy", ":set": "templates",
@@ -117,7 +117,7 @@ func Slot(key string) int {
 	return int(crc % Slots)
 }
 
-// crcOf is CRC-16/XMODEM of each byte.
+// crcOf has the CRC-16/XMODEM of each byte.
 var crcOf = func() (table [256]uint16) {
 	for b := range table {
 		crc := uint16(b) << 8

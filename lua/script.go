@@ -17,8 +17,7 @@ import (
 //go:embed *.lua shared/*.lua
 var files embed.FS
 
-// Client sends one command. Every go-redis client is one, single, Sentinel and
-// Cluster alike.
+// Client sends one command. Every go-redis client is a Client.
 type Client interface {
 	Process(ctx context.Context, cmd redis.Cmder) error
 }
@@ -43,8 +42,9 @@ func read(name string) string {
 	return string(b)
 }
 
-// expand replaces lines "--#include shared/name" by that file, which has functions that scripts share. Shared pieces
-// include none themselves: a script names all that it needs, what others build on first.
+// expand replaces each line "--#include shared/name" by that file, which has functions that scripts share. A shared
+// piece includes no other piece. So a script includes all pieces that it needs, in an order in which each piece follows
+// those that it uses.
 func expand(source string) string {
 	return include.ReplaceAllStringFunc(
 		source, func(line string) string { return read(include.FindStringSubmatch(line)[1]) })
@@ -96,8 +96,8 @@ type once struct{ *redis.Cmd }
 // NoRetry implements redis.Cmder.
 func (once) NoRetry() bool { return true }
 
-// by returns the verb of a call and what it calls: the script by its hash, or its source. They are words already, which
-// spares an allocation.
+// by returns the first two words of a call: EVALSHA and the script's hash, or EVAL and its source. They have the type
+// any, which spares an allocation.
 func (s *script) by(source bool) (verb, body any) {
 	if source {
 		return "eval", s.source
@@ -111,8 +111,9 @@ func (s *script) command(ctx context.Context, words []any, source bool) once {
 	return command(ctx, withScript(words, verb, body))
 }
 
-// doTakes makes a call of takes: command returns it with the script's name and, if the server doesn't know the script,
-// with the source. read reads the answer, which ended with an error or nil.
+// doTakes makes a call of takes. command returns the command with the script's hash or, if source is set, with its
+// source, which is needed if the server doesn't know the script. read reads the answer; err is the error of the
+// command.
 func doTakes(
 	ctx context.Context, c Client, command func(source bool) (redis.Cmder, error),
 	read func(err error) ([]TakesReply, error),
@@ -132,8 +133,8 @@ func doTakes(
 	return read(c.Process(ctx, cmd))
 }
 
-// onceIntegers is once for a script whose reply is integers: they are read without an
-// allocation each.
+// onceIntegers is like once, for a script whose reply is a list of integers. They are read without an allocation for
+// each.
 type onceIntegers struct{ *redis.IntSliceCmd }
 
 // NoRetry implements redis.Cmder.
@@ -147,7 +148,7 @@ func command(ctx context.Context, words []any) once {
 	return once{cmd}
 }
 
-// integersCommand is command of a script whose reply is integers.
+// integersCommand is like command, for a script whose reply is a list of integers.
 func integersCommand(ctx context.Context, words []any) onceIntegers {
 	cmd := redis.NewIntSliceCmd(ctx, words...)
 	if words[firstKey-1] != 0 {
@@ -159,8 +160,8 @@ func integersCommand(ctx context.Context, words []any) onceIntegers {
 // firstKey is the place of a script's first key among the words of its call.
 const firstKey = 3
 
-// noWords are words of a call, with room for keys and arguments, up to the keys: the first
-// two are left to withScript.
+// noWords returns the words of a call up to its keys, with room for keys and arguments. withScript fills in the first
+// two words.
 func noWords(keys, args int) []any {
 	words := make([]any, firstKey, firstKey+keys+args)
 	words[firstKey-1] = keys
@@ -176,8 +177,8 @@ func words(keys []string, args []any) []any {
 	return append(all, args...)
 }
 
-// withScript puts the verb and what it calls in its place. The words of an earlier attempt
-// stay as they are.
+// withScript sets the first two words of a call. If they are set already, by an earlier attempt, it copies the words
+// and leaves those of the attempt as they are.
 func withScript(words []any, verb, body any) []any {
 	if words[0] != nil {
 		words = slices.Clone(words)
@@ -186,8 +187,7 @@ func withScript(words []any, verb, body any) []any {
 	return words
 }
 
-// run calls the script once. NOSCRIPT proves that it did not run, so the source
-// follows.
+// run calls the script once. If the server answers NOSCRIPT, the script did not run, and run sends its source.
 func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) (any, error) {
 	cmd, err := send(ctx, c, s, words(keys, args), command)
 	if err != nil {
@@ -196,7 +196,7 @@ func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) 
 	return cmd.Val(), nil
 }
 
-// send is run with the words of the call, of which command makes a command.
+// send is like run, with the words of the call. command makes the command of them.
 func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
 	command func(ctx context.Context, words []any) C) (cmd C, err error) {
 	for _, source := range []bool{false, true} {
@@ -213,10 +213,12 @@ func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
 	return cmd, err
 }
 
-// unauthenticated is how a server that wants a password refuses a command of more than ten words.
+// unauthenticated is the beginning of the error with which a server that wants a password refuses a command of more
+// than ten words.
 const unauthenticated = "ERR Protocol error: unauthenticated"
 
-// callError returns the error of a script's call. Otherwise a missing password would read like a broken protocol.
+// callError returns the error of a script's call. It explains a missing password, whose error reads like a broken
+// protocol.
 func callError(name string, err error) error {
 	if redis.HasErrorPrefix(err, unauthenticated) {
 		return fmt.Errorf("refiller: %s: NOAUTH, the server wants a password: %w", name, err)
@@ -233,9 +235,9 @@ type scriptCmd interface {
 func (c once) answered() bool         { return c.Val() != nil }
 func (c onceIntegers) answered() bool { return c.Val() != nil }
 
-// pipeline calls the script n times in one round trip; command makes the command of
-// call i. NOSCRIPT proves that a call did not run: the script is loaded and those calls
-// go out again, with the source should the cache be flushed in between.
+// pipeline calls the script n times in one round trip. command makes the command of call i. If calls get NOSCRIPT, they
+// did not run. Then pipeline loads the script and sends them again. If they get NOSCRIPT even then, because the scripts
+// were flushed in between, it sends them with the source.
 func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *script, n int,
 	command func(i int, verb, body string) C) ([]C, []error) {
 	cmds, errs := make([]C, n), make([]error, n)
@@ -278,10 +280,11 @@ func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *sc
 	return cmds, errs
 }
 
-// span is which of many buckets one script call is for.
+// span is the range of buckets, of many, that one script call is for.
 type span struct{ from, to int }
 
-// spansOf splits n buckets, each of a key, into calls of at most perCall; on a Cluster of neighbours of one slot.
+// spansOf divides n buckets into spans of at most perCall neighbours. On a Cluster the buckets of a span are in one
+// slot.
 func spansOf(rdb redis.UniversalClient, n, perCall int, key func(i int) string) []span {
 	spans := make([]span, 0, (n+perCall-1)/perCall)
 	_, cluster := rdb.(*redis.ClusterClient)
@@ -300,8 +303,8 @@ func spansOf(rdb redis.UniversalClient, n, perCall int, key func(i int) string) 
 	return spans
 }
 
-// Refuses reports whether an error is a server's that would not or could not do one of a call's buckets: one whose keys
-// are forbidden to us, or that makes the script fail.
+// Refuses reports whether an error may concern only one of a call's buckets: the server forbids us its keys, or the
+// script failed for it.
 func Refuses(err error) bool {
 	var reply redis.Error // redis.HasErrorPrefix doesn't find the prefix ERR
 	if !errors.As(err, &reply) {
@@ -311,8 +314,8 @@ func Refuses(err error) bool {
 	return strings.HasPrefix(text, "NOPERM") || strings.HasPrefix(text, "ERR") && strings.Contains(text, "user_script")
 }
 
-// EachAlone asks for many buckets, perCall of them in a script call. What the server refuses as a whole because of one
-// bucket is asked again one by one, so that the others aren't held up.
+// EachAlone makes a call for many buckets, perCall of them in each script call. If the server refuses a script call
+// because of one bucket, EachAlone makes a call for each bucket of it, so that the others aren't held up.
 func EachAlone[C, R any](asked []C, perCall int, ask func(asked []C, perCall int) []R, failed func(*R) error) []R {
 	results := ask(asked, perCall)
 	var refused []int

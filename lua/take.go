@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Refilled is the state of a bucket's refills when a call found too few tokens, for
-// a consumer that rescues the bucket.
+// Refilled is the state of a bucket's refills at a call that found too few tokens. A consumer that refills the bucket
+// itself needs it.
 type Refilled struct {
 	Version policy.Version
 	Last    int64 // the last refill, Unix µs on the server's clock
@@ -27,8 +27,8 @@ type TakeReply struct {
 	// Terms is the policy in force; nil if the bucket has none, or if the take
 	// fit and didn't ask for it. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
-	// Repeated reports that the tokens were taken by an earlier call of the same
-	// request: all but Terms is of then.
+	// Repeated reports that the tokens were taken by an earlier call of the same request. All fields but Terms are then
+	// those of that call.
 	Repeated bool
 	// Paid is, of a take for a flow, for how many of the tokens the flow paid with its right. ReturnPaid gives the right
 	// back.
@@ -36,17 +36,16 @@ type TakeReply struct {
 	Refilled
 }
 
-// Take takes n tokens, all or nothing; n is 1 to policy.MaxTokens. withTerms
-// asks for the policy even if the take fits. A denial is a reply;
-// ErrUnknownBucket, ErrMalformedBucket and ErrInvalidAmount are errors, and nothing
-// was taken. It is a TakesCall of one take.
+// Take takes n tokens, all or nothing; n is 1 to policy.MaxTokens. If withTerms is set, the reply has the policy even
+// if the take fits. A denial is a reply, not an error. The errors are ErrUnknownBucket, ErrMalformedBucket and
+// ErrInvalidAmount; then nothing was taken. Take is a TakesCall of one take.
 func Take(ctx context.Context, c Client, key string, n int64, withTerms bool) (TakeReply, error) {
 	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Whole: withTerms,
 		Terms: withTerms})
 	return reply.one(n), err
 }
 
-// TakeUpTo takes as many tokens as there are, up to n, which is as for Take.
+// TakeUpTo takes as many tokens as there are, up to n. n and the errors are as for Take.
 func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, error) {
 	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: 1, Count: n, UpTo: true}}, Whole: true,
 		Terms: true})
@@ -59,8 +58,8 @@ func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, er
 	return one, err
 }
 
-// takeRuns takes from one bucket: on its tokens alone, if it isn't asked whole, and
-// whole if that isn't enough.
+// takeRuns takes from one bucket. If the takes are not Whole, it first makes a call that reads only the tokens, and
+// then, if they don't fit, a Whole call.
 func takeRuns(ctx context.Context, c Client, takes Takes) (TakesReply, error) {
 	var call TakesCall
 	for {
@@ -113,21 +112,20 @@ type ReturnReply struct {
 type ReturnCall struct {
 	N   int64 // as for Take
 	Era int64 // in which they were taken; 0 for any
-	// Flow is for which flow the tokens were taken, and Paid for how many of them it paid with its right, which it gets
-	// back; 0 for none.
+	// Flow is the flow for which the tokens were taken. Paid is the number of tokens for which the flow paid with its
+	// right, which it gets back; 0 for none.
 	Flow string
 	Paid int64
 }
 
-// Return gives n tokens back, up to the capacity; n is as for Take. A non-zero era is the one in
-// which they were taken: in another one nothing is returned and the error is
-// ErrOtherEra.
+// Return gives n tokens back, up to the capacity; n is as for Take. era is the era in which they were taken; 0 for any.
+// If the bucket is in another era, nothing is returned and the error is ErrOtherEra.
 func Return(ctx context.Context, c Client, key string, n, era int64) (ReturnReply, error) {
 	return ReturnPaid(ctx, c, key, ReturnCall{N: n, Era: era})
 }
 
-// ReturnPaid is like Return, for tokens for which a flow may have paid. While a Cluster moves the bucket's slot, and
-// the plan of its flows is elsewhere, no right goes back.
+// ReturnPaid is like Return, for tokens for which a flow may have paid with its right. While a Cluster moves the
+// bucket's slot and the plan of the flows is on another server, the flow gets no right back.
 func ReturnPaid(ctx context.Context, c Client, key string, call ReturnCall) (ReturnReply, error) {
 	if err := checkAmount(call.N); err != nil {
 		return ReturnReply{}, err
@@ -169,7 +167,7 @@ type PeekReply struct {
 	Debt        int64 // tokens that refills pay before they add any
 
 	Lost  bool  // the key of the tokens is missing
-	Moved int64 // how far another program has moved the index
+	Moved int64 // by how much another program has raised the index
 	Refilled
 }
 

@@ -15,7 +15,7 @@ import (
 // MaxAll is the most buckets of one TakeAll.
 const MaxAll = 64
 
-// Demand is a number of tokens of a bucket, and what it must leave there.
+// Demand is a number of tokens to take from a bucket, with the number to leave in it.
 type Demand struct {
 	Key   string
 	N     int64
@@ -23,20 +23,19 @@ type Demand struct {
 	Flow  Flow // for which flow of the bucket
 }
 
-// TakeAll takes tokens of several buckets, all or nothing, in one call. There are
-// 1 to MaxAll demands, each of another bucket, and on a Cluster all in one slot.
+// TakeAll takes tokens from several buckets, all or nothing, in one call. There are 1 to MaxAll demands, each of
+// another bucket, and on a Cluster all in one slot.
 //
-// The replies are in the order of the demands, and OK reports of each bucket whether its
-// tokens are there. If ok, they were taken from each bucket that has them; the others
-// are in shadow mode. Otherwise nothing was taken. A bucket without a policy is
-// ErrUnknownBucket, since nothing could be returned to it.
+// The replies are in the order of the demands. The OK of a reply reports whether the bucket has the tokens. If the
+// result ok is true, they were taken from each bucket that has them; the other buckets are in shadow mode. If ok is
+// false, nothing was taken. A bucket without a policy is ErrUnknownBucket, since nothing could be returned to it.
 func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	return takeAll(ctx, c, "", 0, demands)
 }
 
-// TakeAllOnce is like TakeAll, under a request id: see TakeOnce. The order of the demands doesn't matter: the request
-// is remembered with the bucket whose key sorts first. The same id for other demands is ErrRequestReused if that bucket
-// is the same.
+// TakeAllOnce is like TakeAll, under a request id: see TakeOnce. The order of the demands doesn't matter. The request
+// is remembered with the bucket whose key sorts first. If the same id is used for other demands and that bucket is the
+// same, the error is ErrRequestReused.
 func TakeAllOnce(ctx context.Context, c Client, id string, memory time.Duration, demands []Demand) (ok bool,
 	replies []TakeReply, err error) {
 	if err := checkRequest(id, memory); err != nil {

@@ -15,44 +15,44 @@ import (
 // MaxTakes is the most buckets of one call of takes.
 const MaxTakes = 1000
 
-// Takes are the takes that a call asks of one bucket, one after the other, each all
-// or nothing.
+// Takes are the takes that a call makes of one bucket. They are made one after the other, and each is all or nothing.
 //
-// By default only the bucket's tokens are read: all takes are made, or, if
-// they don't all fit, none, and the reply is Missed. Then nothing was written, and
-// the same takes are to be asked for again, Whole. A bucket that is expected to
-// deny, or whose state is wanted, is best asked Whole at once.
+// By default a call reads only the bucket's tokens. It then makes all takes or, if they don't all fit, none. In the
+// second case nothing was written and the reply is Missed; the caller makes the same takes again with Whole set. If the
+// bucket is expected to deny, or if its state is needed, set Whole at once.
 type Takes struct {
 	Key    string
 	Runs   []policy.Run // at least one, unless Template is set: without runs the bucket is opened for another script
-	InLine bool         // none is made behind one that doesn't fit
-	// Below makes the reply Missed if the bucket holds as many tokens or more; 0 for no
-	// bound. For a refilled template's bucket it is the capacity as far as the caller
-	// knows: the take that leaves a full one is to be Whole.
+	InLine bool         // after a take that doesn't fit, no further one is made
+	// Below makes the reply Missed if the bucket holds this number of tokens or more; 0 for no bound. For the bucket of a
+	// refilled template it is the capacity that the caller knows, because a take from a full bucket has to be Whole.
 	Below int64
 
 	Whole bool // read all of the bucket: count denials, and return its state
 	Terms bool // Whole: return the policy even if all takes are made
-	// Template is that of the bucket, if it is a refilled template's; nil otherwise. A
-	// Whole call creates the bucket if it is missing.
+	// Template is the template of the bucket, unless that is a lazy one; nil for a bucket of no template. A Whole call
+	// creates the bucket if it is missing.
 	Template *Template
-	// Template: the bucket isn't created, and only its own keys are passed, not that of an override, which is for its
-	// creation. So on a Cluster the call is served while the bucket's slot moves.
+	// Existing is for a bucket of a template: a bucket that is missing isn't created. The call then has only the bucket's
+	// own keys, and not the key of the override, which only a creation needs. So a Cluster serves it while the bucket's
+	// slot moves.
 	Existing bool
-	// Template: how long the script for which the bucket is opened may hold tokens: it lives for longer
+	// Hold is for a bucket of a template: how long the script for which the bucket is opened may hold tokens. The bucket
+	// lives for longer than that.
 	Hold time.Duration
 
-	// Template, of budgets: what is sent of its schedule for this bucket, as a reply's Schedule; empty for what the
-	// template remembers
+	// Schedule is for a budget: the text of its schedule, from the Schedule of a reply. If it is empty, the call has the
+	// schedule that the template remembers.
 	Schedule string
-	// Template, of budgets: what has run out in the bucket was just swept
+	// Swept is for a budget: the reservations and leases whose time is over were just swept.
 	Swept bool
 
-	// Lazy is the policy of a lazy template whose bucket this is. Its takes are a call of their own, and never Missed.
+	// Lazy is the policy of the template, if it is a lazy one. The takes of such a bucket are a call of their own, and
+	// never Missed.
 	Lazy *policy.Terms
-	// Resolved reports that Lazy is the policy of the bucket itself: its override was read just before, and Lazy is that,
-	// or the template's policy if there is none. The key of the override is then left out of the call, so that on a
-	// Cluster it is served while the bucket's slot moves.
+	// Resolved reports that the caller has just read the bucket's override, and that Lazy is the override, or the
+	// template's policy if there is none. The call then leaves out the key of the override, so that a Cluster serves it
+	// while the bucket's slot moves.
 	Resolved bool
 }
 
@@ -65,11 +65,11 @@ type RunReply struct {
 
 // TakesReply is the result of the takes of one bucket.
 type TakesReply struct {
-	Missed    bool  // nothing was taken or written: ask Whole
+	Missed    bool  // nothing was taken or written: make the same takes with Whole set
 	OK        bool  // all takes were made
-	Remaining int64 // after the last
-	// Of a budget: nothing was taken. Schedule is not empty if the bucket is to be asked again with it. Ended reports that
-	// the bucket is to be swept, and asked again, Swept.
+	Remaining int64 // tokens left after the last take
+	// Schedule and Ended are for a budget. If one of them is set, nothing was taken. If Schedule is not empty, the caller
+	// makes the takes again with it. If Ended is set, the caller sweeps the bucket and makes the takes again with Swept.
 	Schedule string
 	Ended    bool
 	// Of a Whole call.
@@ -78,10 +78,11 @@ type TakesReply struct {
 	// Terms is set if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force.
 	Terms *policy.Terms
 	Refilled
-	// Template crossSlot: the second in which the bucket expires, to be passed to Template.Enter; 0 otherwise
+	// Till is set if the template's sets are in other slots than the bucket: the second in which the bucket expires, to be
+	// passed to Template.Enter. Otherwise it is 0.
 	Till int64
-	// Err is the bucket's own error: ErrUnknownBucket, ErrMalformedBucket,
-	// ErrTooManyBuckets. Nothing was taken of it.
+	// Err is an error of this bucket only: ErrUnknownBucket, ErrMalformedBucket or ErrTooManyBuckets. Nothing was taken
+	// from the bucket.
 	Err error
 }
 
@@ -96,20 +97,24 @@ type TakesCall struct {
 	cmd       redis.Cmder
 }
 
-// Do makes the takes of several buckets, at most MaxTakes, each of another key, in
-// one call: of all of them Whole or of none; on a Cluster all in one slot; or of one
-// lazy bucket. The replies are in the order of takes and valid until the next call.
+// Do makes the takes of several buckets in one call. The replies are in the order of takes and valid until the next
+// call. These conditions apply:
 //
-// An error means that the call failed as a whole. If the server answered it,
-// nothing was taken; ErrInvalidAmount means that nothing was sent.
+//   - There are at most MaxTakes buckets, each with another key.
+//   - Either all of them are Whole or none is.
+//   - On a Cluster all of them are in one slot.
+//   - A lazy bucket is the only one of its call.
+//
+// An error means that the call failed as a whole. If it is an answer of the server, nothing was taken. If it is
+// ErrInvalidAmount, nothing was sent.
 func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
 	return doTakes(ctx, c, command, t.Read)
 }
 
-// Command returns the command of such a call, which the caller sends once, by itself or
-// in a pipeline. If the answer is IsNoScript, it may be sent again with the
-// script's source. Neither takes nor what they refer to may change before Read.
+// Command returns the command of a call that Do would make. The caller sends it once, by itself or in a pipeline. If
+// IsNoScript reports true for the answer, the caller may send the command with the script's source. Neither takes nor
+// the values that they point to may change before Read.
 func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
 	t.takes = takes
 	if b := t.lazy(); b != nil {
@@ -162,11 +167,11 @@ func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 // that nothing ran.
 func IsNoScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
 
-// IsTryAgain reports whether a server of a Cluster answered that not all keys of a call are on it while their slot
-// moves, so that nothing ran. A key that exists nowhere is on no server, either.
+// IsTryAgain reports whether a server of a Cluster answered that it doesn't have all keys of a call, while their slot
+// moves. Then nothing ran. The answer is the same if one of the keys does not exist on any server.
 func IsTryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN") }
 
-// write makes the words of the call.
+// write writes the words of the call into t.words.
 func (t *TakesCall) write() error {
 	if len(t.takes) < 1 || len(t.takes) > MaxTakes {
 		return fmt.Errorf("%w: takes of %d buckets in a call; want 1 to %d", ErrInvalidAmount, len(t.takes), MaxTakes)
@@ -393,7 +398,7 @@ func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	return reply
 }
 
-// readTerms reads how many numbers of a policy follow, and they; nil for none.
+// readTerms reads the count of a policy's numbers, and then the numbers. It returns nil if the count is 0.
 func readTerms(r *integerReply) *policy.Terms {
 	n := r.next()
 	if n == 0 {
@@ -404,7 +409,7 @@ func readTerms(r *integerReply) *policy.Terms {
 	return &terms
 }
 
-// readRuns reads what became of runs.
+// readRuns reads the results of runs.
 func (t *TakesReply) readRuns(r *integerReply, runs []policy.Run) {
 	for i, run := range runs {
 		taken, wait := r.next(), r.next()
