@@ -13,8 +13,8 @@ import (
 // OverridesKey is the key of the set of keys that may have policies of their own.
 const OverridesKey = "{refiller:templates}:overrides"
 
-// Override returns the policy that overrides the template's for a key; nil if it has
-// none, or none that can be read: then the template's is in force.
+// Override returns the policy that overrides the template's for a key. It returns nil if the key has no override, or
+// one that can't be read. Then the template's policy is in force.
 func Override(ctx context.Context, c Client, key string) (*policy.Terms, error) {
 	cmd := OverrideCommand(ctx, key)
 	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
@@ -47,8 +47,7 @@ func overrideOf(text string, err error) (*policy.Terms, error) {
 	return &t, nil
 }
 
-// ErrNotOfTemplate is returned for a bucket that is configured by itself, or a pool's, though a template matches its
-// key.
+// ErrNotOfTemplate is returned for a bucket that is configured, or a pool's, although a template matches its key.
 var ErrNotOfTemplate = errors.New("refiller: bucket is not of a template")
 
 // Overrides is like Override for many keys, in one round trip.
@@ -68,27 +67,26 @@ func Overrides(ctx context.Context, rdb redis.UniversalClient, keys []string) ([
 
 // OverrideReply is the reply to a change of a key's override.
 type OverrideReply struct {
-	Had    bool          // it had one before
-	Terms  *policy.Terms // the one that it has; nil for none
-	Exists bool          // there is a bucket, which isn't both lazy and full
-	Tokens int64         // that it holds under its new policy
+	Had    bool          // the key had an override before
+	Terms  *policy.Terms // the override that the key has now; nil for none
+	Exists bool          // the bucket exists; a lazy bucket that is full doesn't
+	Tokens int64         // that the bucket holds under its new policy
 
 	Till int64 // of a bucket that isn't lazy: when it expires, in s, to be passed to Template.Enter; or 0
 }
 
-// SetOverride gives a key of a template a policy of its own, under the fence that
-// follows its last one, and switches the bucket to it. template is the template's
-// policy, and enforce how it is enforced. It may be repeated. If the bucket isn't of a template, nothing changes and
-// the error is ErrNotOfTemplate.
+// SetOverride gives a key of a template a policy of its own, and switches the bucket to it. The fence of the policy is
+// the one that follows the key's last fence. template is the template's policy, and enforce says how the template is
+// enforced. SetOverride may be repeated. If the bucket isn't of a template, nothing changes and the error is
+// ErrNotOfTemplate.
 func SetOverride(ctx context.Context, c Client, key string, own, template policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {
 	own.Template = true
 	return changeOverride(ctx, c, key, own.Encode(), &template, enforce)
 }
 
-// UnsetOverride removes a key's override, and switches the bucket to the template's
-// policy; template is nil if no template matches the key. It may be
-// repeated.
+// UnsetOverride removes a key's override, and switches the bucket to the template's policy. template is nil if no
+// template matches the key. UnsetOverride may be repeated.
 func UnsetOverride(ctx context.Context, c Client, key string, template *policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {
 	return changeOverride(ctx, c, key, "", template, enforce)

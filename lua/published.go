@@ -12,19 +12,19 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// TemplatesKey is the key of the set of templates that refillers publish and
-// consumers read. No key of a bucket is like it.
+// TemplatesKey is the key of the set of templates that refillers publish and consumers read. It can't be the key of a
+// bucket.
 const TemplatesKey = "{refiller:templates}:set"
 
 // Publication is the answer to a publication.
 type Publication struct {
-	OK     bool  // the set is the published one
-	Before int64 // the version that was published before, -1 for none; if not OK, that of the one that stays
+	OK     bool  // the set is now the published one
+	Before int64 // version of the set that was published before the call, -1 for none; if not OK, that set stays
 }
 
-// PublishTemplates makes a set of templates the published one, unless one with a
-// later version is, or another one with the same version. Any caller may repeat it:
-// while the set is the published one, that costs a read.
+// PublishTemplates publishes a set of templates in place of the published one. It changes nothing if the published set
+// has a later version, or has the same version and other templates. It may be repeated: if the set is already the
+// published one, that costs one read.
 func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Publication, error) {
 	text := set.Encode()
 	id := templatesID(text)
@@ -41,10 +41,10 @@ func PublishTemplates(ctx context.Context, c Client, set *policy.Templates) (Pub
 	return p, r.End()
 }
 
-// ReadTemplates reads the published set of templates and its id: nil if none is
-// published, or if it is the one whose id the caller knows.
+// ReadTemplates reads the published set of templates and its id. known is the id of the set that the caller has, or
+// empty. The set is nil if none is published, or if the published one has the id known.
 func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Templates, id string, err error) {
-	if known != "" { // otherwise the text is needed anyway: a first take waits for one round trip less
+	if known != "" { // otherwise the text is needed anyway, and a first take waits for one round trip less
 		id, err = hget(ctx, c, TemplatesKey, "id")
 		if err != nil {
 			return nil, "", fmt.Errorf("refiller: templates: %w", err)

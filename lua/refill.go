@@ -15,16 +15,15 @@ import (
 type RefillCall struct {
 	Key string
 	policy.Call
-	// Seen is that of the last RefillResult; it makes the call cheaper on the server.
-	// It may be left out.
+	// Seen is the Seen of the last RefillResult for the bucket. It makes the call cheaper on the server, and may be left
+	// out.
 	Seen Seen
 }
 
-// Seen is what a caller that knows a bucket's Version knows of it besides, if the
-// terms that it brought were in force then and nothing was outstanding. The zero Seen
-// is of one that knows no more.
+// Seen is the part of a bucket's state that a caller remembers beside its Version. It is set if the terms of the caller
+// were in force and nothing was outstanding. Otherwise it is the zero Seen.
 type Seen struct {
-	Terms       *policy.Terms // those brought; they may not change
+	Terms       *policy.Terms // the terms of the caller; they must not change
 	Last, Carry int64         // as in policy.Outcome
 }
 
@@ -42,16 +41,14 @@ type RefillResult struct {
 	switched   bool // the call put other terms in force
 }
 
-// What the script's reply says of a bucket, unless it was as the caller had seen it:
-// see refill.lua.
+// Flags in the script's reply about a bucket whose state was not the remembered one: see refill.lua.
 const (
 	flagDiffers  = 1
 	flagIdle     = 2
 	flagSwitched = 4
 )
 
-// Refill refills one bucket. A malformed bucket is an outcome as well as an
-// ErrMalformedBucket.
+// Refill refills one bucket. For a malformed bucket it returns both an outcome and ErrMalformedBucket.
 func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy.Outcome, error) {
 	calls := []RefillCall{{Key: key, Call: call}}
 	cmd, err := send(ctx, c, refillScript, refillWords(calls, nil), integersCommand)
@@ -63,10 +60,9 @@ func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy
 	return results[0].Outcome, results[0].Err
 }
 
-// RefillBatch refills many buckets in one round trip, at most perCall of them,
-// which is 1 or more, in each script call. On a Cluster only neighbours of one
-// slot share a call. An error is each bucket's own; the results are in the order
-// of the calls.
+// RefillBatch refills many buckets in one round trip. Each script call is for at most perCall buckets; perCall is at
+// least 1. On a Cluster only neighbours of one slot share a script call. The results are in the order of the calls.
+// Each bucket has an error of its own.
 func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, perCall int) []RefillResult {
 	return refillBatch(ctx, rdb, calls, nil, perCall)
 }
@@ -102,7 +98,8 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 }
 
 // refillWords returns the words of one script call; shard has the keys of the shard that the buckets belong to, if any.
-// Texts go as pointers, which the client library writes as what they point to: that spares an allocation each.
+// Texts are passed as pointers. The client library sends the text to which a pointer points, and no text needs an
+// allocation.
 func refillWords(calls []RefillCall, shard []string) []any {
 	n, create := len(calls), policy.CreateLost
 	if len(shard) > 0 {
@@ -148,11 +145,11 @@ func refillWords(calls []RefillCall, shard []string) []any {
 	return words
 }
 
-// stateLen is about how long a smooth bucket's state is: see shared/bucket.lua.
+// stateLen is the approximate length of a smooth bucket's state: see shared/bucket.lua.
 const stateLen = 48
 
-// writeSeen writes the state of each bucket that its caller last read, or the part of
-// it that the caller has, as the script expects it. The texts share one string.
+// writeSeen writes, for each bucket, the state that the caller last read, or the part of it that the caller remembers,
+// in the form that the script expects. The texts share one string.
 func writeSeen(calls []RefillCall, seen []string) {
 	var all strings.Builder
 	all.Grow(stateLen * len(calls))
@@ -203,8 +200,8 @@ func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	}
 }
 
-// decodeAsSeen reads what became of a bucket that was as the caller had seen it, and
-// holds tokens now.
+// decodeAsSeen reads the result for a bucket that was in the state that the caller remembered. tokens is the number
+// that it holds now.
 func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *RefillResult) {
 	*result = RefillResult{}
 	if c.Terms == nil || c.Seen.Terms != c.Terms {
@@ -219,7 +216,7 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 	o.Version = policy.Version{Era: c.Version.Era, Index: c.Version.Index + 1}
 	o.Tokens = tokens
 	o.Added, o.Carry = t.Due(c.Version.Era, c.Seen.Last, c.Seen.Carry, now)
-	if tokens >= t.Capacity { // one that is full is owed nothing
+	if tokens >= t.Capacity { // a full bucket keeps no carry
 		due := o.Added
 		o.Added = r.next()
 		result.Idle = o.Added >= 0
@@ -236,7 +233,7 @@ func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *Ref
 	result.ofTemplate = t.Template
 }
 
-// decodeOther reads what became of any other bucket.
+// decodeOther reads the result for any other bucket.
 func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *RefillResult) {
 	tokens := r.next()
 	added := r.next()
@@ -272,8 +269,7 @@ func decodeOther(c *RefillCall, now, status int64, r *integerReply, result *Refi
 	}
 }
 
-// inForce reports whether the terms of the call are smooth and in force after it, and
-// nothing is outstanding.
+// inForce reports whether the terms of the call are smooth and in force after the call, and nothing is outstanding.
 func (c *RefillCall) inForce(o *policy.Outcome) bool {
 	t := c.Terms
 	return t != nil && t.Kind == policy.Smooth && !o.Differs && t.Pool == o.Pool && t.Fence == o.Fence &&

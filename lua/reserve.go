@@ -31,7 +31,7 @@ func CheckTTL(ttl time.Duration) error {
 
 // ReserveCall is a reservation to make.
 type ReserveCall struct {
-	ID      string        // of 1 to MaxIDLen bytes, unlike any other of the bucket
+	ID      string        // of 1 to MaxIDLen bytes, different from all other ids of the bucket
 	N       int64         // tokens, as for Take
 	TTL     time.Duration // policy.MinHold to policy.MaxHold
 	Overrun policy.Overrun
@@ -39,20 +39,18 @@ type ReserveCall struct {
 	Flow    Flow // for which flow of the bucket
 }
 
-// ReserveReply is the answer to a reservation: that of a take, with Now always
-// set, and when the reservation ends.
+// ReserveReply is the answer to a reservation. It is the answer to a take, with Now always set, and the end of the
+// reservation.
 type ReserveReply struct {
 	TakeReply
 	Until int64 // Unix µs on the server's clock; 0 if denied
 }
 
-// Reserve takes n tokens, all or nothing, until they are settled or the TTL is
-// over; then they go back by themselves, with a later call of the bucket's or
-// with Sweep. The same call sent again takes nothing and answers the same as long
-// as the reservation lasts.
+// Reserve takes n tokens, all or nothing, and holds them until they are settled or the TTL is over. When the TTL is
+// over, the next reservation, settlement or lease of the bucket returns them, or a sweep. If the same call is sent
+// again while the reservation lasts, it takes nothing and has the same answer.
 //
-// The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the
-// id is in use for something else.
+// The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the id is in use for something else.
 func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (ReserveReply, error) {
 	if err := checkTake(call.N, call.Leave); err != nil {
 		return ReserveReply{}, err
@@ -87,29 +85,28 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	return reply, r.End()
 }
 
-// SettleReply is what became of a reservation.
+// SettleReply is the answer to a settlement.
 type SettleReply struct {
 	Now       int64 // the call, Unix µs on the server's clock
 	Remaining int64
-	Again     bool // it was settled before, and this is that answer
+	Again     bool // the reservation was settled before, and this is the answer of that time
 	policy.Settlement
 }
 
-// Settle ends a reservation of which used tokens, 0 to policy.MaxTokens, were
-// used. Sent again within policy.HoldMemory it changes nothing and answers the
-// same, whatever it says was used.
+// Settle ends a reservation with the number of tokens that were used, 0 to policy.MaxTokens. If it is sent again within
+// policy.HoldMemory, it changes nothing and has the same answer, even with another number.
 //
-// The flow for which the reservation was made gets the right back that it paid for
-// tokens that go back, and pays for those that were used beyond.
+// If the reservation was made for a flow, the flow gets the right back that it paid for the tokens that go back. It
+// pays for tokens that were used beyond the reservation.
 //
-// The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a
-// lease's, ErrNotHeld, and those about the bucket.
+// The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a lease's, ErrNotHeld, and those about the
+// bucket.
 func Settle(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
 	return settle(ctx, c, key, id, used, false)
 }
 
-// SettleDivided is like Settle, for a reservation of a bucket that has flows. Settle makes two calls for it, and this
-// function two for other buckets while a Cluster moves their slot.
+// SettleDivided is like Settle, for a reservation of a bucket that has flows. It needs one call where Settle needs two.
+// For a bucket without flows it needs two calls while a Cluster moves the bucket's slot.
 func SettleDivided(ctx context.Context, c Client, key, id string, used int64) (SettleReply, error) {
 	return settle(ctx, c, key, id, used, true)
 }
@@ -134,8 +131,9 @@ func settle(ctx context.Context, c Client, key, id string, used int64, divided b
 	return reply, r.End()
 }
 
-// settleFlow makes the call of a settlement: with the keys of the plan if the bucket is divided, or if the reservation
-// turns out to be a flow's; without them if the plan is elsewhere, since a Cluster moves the bucket's slot.
+// settleFlow makes the call of a settlement. The call has the keys of the plan if the bucket is divided, or if the
+// reply to a call without them says that the reservation is a flow's. It has none if the plan is on another server,
+// because a Cluster moves the bucket's slot.
 func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*Reply, error) {
 	keys := outstandingKeys(key)
 	if divided {
@@ -151,9 +149,10 @@ func settleFlow(ctx context.Context, c Client, key, id string, used int64, divid
 	return r, err
 }
 
-// settleMoving returns the error of a settlement that a Cluster refused with TRYAGAIN since the bucket's slot moves and
-// one of the keys is missing. If the bucket or the reservation doesn't exist, the error is the one that the script
-// answers. Keys are read one by one, so a server that no longer has a key sends the command on to the other server.
+// settleMoving returns the error of a settlement that a Cluster refused with TRYAGAIN, because the bucket's slot moves
+// and one of the keys is missing. If the bucket or the reservation doesn't exist, the error is the one that the script
+// would return. To find out, settleMoving reads the keys one by one: a command with one key is redirected to the server
+// that has the key.
 func settleMoving(ctx context.Context, c Client, key, id string, refused error) error {
 	keys := outstandingKeys(key)
 	there, err := exists(ctx, c, ControlKey(key))
@@ -172,8 +171,8 @@ func settleMoving(ctx context.Context, c Client, key, id string, refused error) 
 
 // LeaseCall reports how a consumer used its block of tokens and asks for more.
 type LeaseCall struct {
-	ID   string // of 1 to MaxIDLen bytes, of this block alone
-	Seq  int64  // 1 for the block's first call, one more with every further one
+	ID   string // of 1 to MaxIDLen bytes, different for each block
+	Seq  int64  // 1 for the block's first call, one more with every further call
 	Keep int64  // tokens that the consumer still holds
 	Back int64  // tokens that it gives back; the rest of what it held is spent
 	Want int64  // most tokens to add
@@ -186,15 +185,14 @@ type LeaseReply struct {
 	Now       int64 // the call, Unix µs on the server's clock
 	Remaining int64 // in the bucket
 	Granted   int64 // added to the block, at most half of what the bucket held
-	Clamped   int64 // of what was given back, what the full bucket could not hold
+	Clamped   int64 // tokens given back that the full bucket could not hold
 	Era       int64 // of the bucket, and of all tokens of the block
 	Terms     *policy.Terms
 }
 
-// Lease takes, renews, gives back or ends a block of tokens. The last call of a
-// block sent again changes nothing and answers the same. A block ends when nothing
-// is left in it, or when its time is over. Then its tokens count as spent, because
-// the consumer may have used them.
+// Lease takes, renews, gives back or ends a block of tokens. If the last call of a block is sent again, it changes
+// nothing and has the same answer. A block ends when nothing is left in it, or when its time is over. In the second
+// case its tokens count as spent, because the consumer may have used them.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID and ErrInvalidTTL, ErrOtherEra and
 // ErrNotHeld if the block has ended, ErrIDInUse, and those about the bucket.
@@ -237,8 +235,7 @@ func Lease(ctx context.Context, c Client, key string, call LeaseCall) (LeaseRepl
 	return reply, nil
 }
 
-// SweepResult is what became of a bucket's reservations and leases whose time was
-// over, or an error.
+// SweepResult is the result of a sweep of one bucket, or an error.
 type SweepResult struct {
 	Now    int64 // the call, Unix µs on the server's clock
 	Tokens int64
@@ -247,8 +244,8 @@ type SweepResult struct {
 	Err                    error
 }
 
-// Sweep ends reservations and leases whose time is over, at most as many as most
-// of each bucket, in one round trip. The results are in the order of the keys.
+// Sweep ends reservations and leases whose time is over, in one round trip. It ends at most most of them in each
+// bucket. The results are in the order of the keys.
 func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most int) []SweepResult {
 	results := make([]SweepResult, len(keys))
 	if most < 1 {
@@ -279,7 +276,7 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 	return results
 }
 
-// SweepOne ends reservations and leases of one bucket whose time is over, at most as many as most.
+// SweepOne ends reservations and leases of one bucket whose time is over. It ends at most most of them.
 func SweepOne(ctx context.Context, c Client, key string, most int) error {
 	_, _, err := sweepScript.ask(ctx, c, outstandingKeys(key), []any{most}, codeDone)
 	return err

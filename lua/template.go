@@ -12,34 +12,34 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ErrTooManyBuckets is returned when a bucket isn't created because as many of
-// its template are alive as its policy allows. Nothing was taken.
+// ErrTooManyBuckets is returned when a bucket isn't created because its template has as many buckets as its policy
+// allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 
-// Template is a template, but for a lazy one, as takes of its buckets refer to it. Of a schedule it remembers the
-// instants that apply now. It is safe for concurrent use.
+// Template is a template that is not lazy, in the form that Takes refer to. If the template has a schedule, it
+// remembers the instants around the present time. It is safe for concurrent use.
 type Template struct {
 	prefix, terms, alive string
 	sets                 [ActiveShards]string
 	maxKeys              int64
-	life                 time.Duration // of its buckets, at least
+	life                 time.Duration // time after which an unused bucket expires, at least
 	crossSlot            bool          // its sets are in other slots than its buckets
-
-	// Of budgets.
-	steps    policy.Steps // nil: its buckets are no budgets
+	// The fields of a template whose buckets are budgets.
+	steps    policy.Steps // nil if the buckets are no budgets
 	fill     int64        // how many steps fill a budget
 	instants atomic.Pointer[instants]
 }
 
-// instants are those of a schedule that credit a budget from the last but one until the last one, in Unix microseconds.
+// instants are the instants of a schedule that calls send between the time latest and the time next, in Unix
+// microseconds.
 type instants struct {
 	latest, next int64
 	text         string // as the scripts read them: see steps.lua
 }
 
-// NewTemplate makes a Template. crossSlot is for a Cluster: the active set and the set
-// of buckets alive are in other slots than the buckets, so callers call Enter, and,
-// before they create a bucket of a bounded template, Claim.
+// NewTemplate makes a Template. crossSlot is for a Cluster, where the active set and the set of the buckets alive are
+// in other slots than the buckets. Then callers call Enter, and they call Claim before they create a bucket of a
+// bounded template.
 func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys,
 		life: r.Terms.Lifetime(), crossSlot: crossSlot, steps: r.Policy.Steps}
@@ -56,7 +56,8 @@ func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 // leastLeft is the shortest time until a budget expires after the step that fills it.
 const leastLeft = time.Minute
 
-// at returns the instants that credit a budget at a time of its server, all from since on, 0 for as many as fill it.
+// at returns the instants that credit a budget at the time now of its server: all from since on, or, if since is 0, as
+// many as fill the budget.
 func (t *Template) at(now, since int64) *instants {
 	list := policy.Instants(t.steps, since, now, t.fill)
 	full := policy.FullAt(t.steps, now, t.fill) + leastLeft.Microseconds()
@@ -69,8 +70,9 @@ func (t *Template) at(now, since int64) *instants {
 	return &instants{list[n-2], list[n-1], string(text)}
 }
 
-// again returns what a call sends of the schedule after a reply that it is of another time than the server's, or that
-// all steps from since on are needed.
+// again returns the text of the schedule for a repeated call. The reply to the call before said that its instants were
+// not those around now, the time of the server, or that all steps from since on are needed; since is 0 in the first
+// case.
 func (t *Template) again(now, since int64) string {
 	known := t.instants.Load()
 	if now < known.latest || now >= known.next {
@@ -83,7 +85,7 @@ func (t *Template) again(now, since int64) string {
 	return t.at(now, since).text
 }
 
-// schedule returns what is sent of the template's schedule; empty if it has none.
+// schedule returns the text of the template's schedule that calls send; empty if it has none.
 func (t *Template) schedule() string {
 	if t.steps == nil {
 		return ""
@@ -91,8 +93,8 @@ func (t *Template) schedule() string {
 	return t.instants.Load().text
 }
 
-// Period returns the latest step of the template's schedule and the next one, in Unix microseconds, as far as replies
-// have shown; 0 if it has none.
+// Period returns the latest step of the template's schedule and the next one, in Unix microseconds, by the clock of the
+// last replies. Both are 0 if the template has no schedule.
 func (t *Template) Period() (step, next int64) {
 	if t.steps == nil {
 		return 0, 0
@@ -101,9 +103,9 @@ func (t *Template) Period() (step, next int64) {
 	return is.latest, is.next
 }
 
-// Enter puts a bucket into the sets of its template, if these are in other slots: the
-// active set, and, if the template is bounded, the set of its buckets alive. till is the second
-// in which the bucket expires; the sets expire with the last of their buckets.
+// Enter puts a bucket into the sets of its template, if these are in other slots than the bucket: the active set, and,
+// if the template is bounded, the set of the buckets alive. till is the second in which the bucket expires. A set
+// expires with the last of its buckets.
 func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) error {
 	if t.steps != nil {
 		return t.count(ctx, c, key, till)
@@ -123,13 +125,14 @@ func (t *Template) count(ctx context.Context, c Client, key string, till int64) 
 	return err
 }
 
-// mostTries is how often a bucket is asked again because the schedule was of another time than the server's.
+// mostTries is the most calls that TakeWhole makes for one bucket.
 const mostTries = 4
 
-// SweepAtOnce is how many records a sweep ends for a budget before it is asked again.
+// SweepAtOnce is the most records that a sweep of a budget ends before the takes are repeated.
 const SweepAtOnce = 1000
 
-// Open has a bucket that exists refilled, though no take has left it less than full. A budget is credited instead.
+// Open puts an existing bucket into the active set, so that refillers refill it, even if no take has left it less than
+// full. If the bucket is a budget, Open credits it instead.
 func (t *Template) Open(ctx context.Context, c Client, key string) error {
 	reply, err := TakeWhole(ctx, c, Takes{Key: key, Template: t, Existing: true})
 	if err != nil || reply.Till == 0 {
@@ -138,7 +141,7 @@ func (t *Template) Open(ctx context.Context, c Client, key string) error {
 	return t.Enter(ctx, c, key, reply.Till)
 }
 
-// TakeWhole makes the takes of one bucket, Whole, and asks again as its replies require.
+// TakeWhole makes the takes of one bucket with Whole set, and repeats the call as its replies require.
 func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 	b.Whole = true
 	for range mostTries {
@@ -161,8 +164,9 @@ func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 	return TakesReply{}, fmt.Errorf("%w: %d schedules were of another time than the server's", ErrBadReply, mostTries)
 }
 
-// Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if as many are
-// alive as may be. The bucket is counted for its life, and Enter counts it for longer. It may be repeated.
+// Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if the template
+// has as many buckets as it may have. The bucket is counted for the time after which it would expire. Enter counts it
+// for longer. Claim may be repeated.
 func (t *Template) Claim(ctx context.Context, c Client, key string) error {
 	v, err := claimScript.run(ctx, c, []string{t.alive}, key, t.maxKeys, int64(math.Ceil(t.life.Seconds())))
 	if err != nil {
@@ -178,14 +182,13 @@ func (t *Template) Claim(ctx context.Context, c Client, key string) error {
 	return nil
 }
 
-// TooMany returns the error of a bucket that isn't created, since as many are alive as
-// may be.
+// TooMany returns the error of a bucket that isn't created, because the template has as many buckets as it may have.
 func (t *Template) TooMany(key string, alive int64) error {
 	return fmt.Errorf("%w %q: %d are alive, at most %d may be; %q is not created", ErrTooManyBuckets, t.prefix, alive,
 		t.maxKeys, key)
 }
 
-// runs reads what became of the runs of a call.
+// runs reads the results of the runs of a call.
 func (r *Reply) runs(runs []policy.Run) []RunReply {
 	replies := make([]RunReply, len(runs))
 	for i, run := range runs {
@@ -198,13 +201,13 @@ func (r *Reply) runs(runs []policy.Run) []RunReply {
 	return replies
 }
 
-// LazyReply is the answer of a bucket of a lazy template. Its Terms are nil unless the bucket has a policy of its own.
+// LazyReply is the answer of a bucket of a lazy template. Its Terms are nil unless the key has an override.
 type LazyReply struct {
 	TakesReply
 	Reset time.Duration // until the bucket is full
 }
 
-// Lazy calls.
+// Kinds of calls of the lazy script.
 const (
 	lazyReturn = -1
 	lazyPeek   = 0
@@ -230,8 +233,9 @@ func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, 
 	return err
 }
 
-// lazy makes a call for a bucket of a lazy template. If its keys are on two servers of a Cluster, or one of them is
-// missing while their slot moves, the override is read first, and then the bucket's key is the only one of the call.
+// lazy makes a call for a bucket of a lazy template. While a Cluster moves the slot, the two keys of the call may be on
+// two servers, or one of them may be missing, so that the Cluster refuses the call. Then lazy reads the override first,
+// and makes a call with the bucket's key only.
 func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run,
 	inLine bool) (LazyReply, error) {
 	reply, err := lazyOnce(ctx, c, key, what, terms, false, runs, inLine)
@@ -263,7 +267,7 @@ func lazyOnce(ctx context.Context, c Client, key string, what int, terms *policy
 	return decodeLazy(cmd.Val(), key, runs)
 }
 
-// lazyWords makes the words of a call. If terms are resolved, the key of the override is left out.
+// lazyWords makes the words of a call. If terms are resolved, the call has no key of the override.
 func lazyWords(key string, what int, terms *policy.Terms, resolved bool, runs []policy.Run, inLine bool) ([]any,
 	error) {
 	if total, err := totalOf(runs); err != nil {

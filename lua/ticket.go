@@ -19,8 +19,8 @@ type Ticket struct {
 	Terms   *policy.Terms  // in force; nil if the bucket has no state
 	Fence   policy.Fence   // of the terms in force, if they are a pool's
 	Tokens  int64
-	// Added and Denied count the tokens that refills added and that takes were
-	// denied while the bucket was a pool's; Denied also in shadow mode. They only grow within an era.
+	// Added counts the tokens that refills added while the bucket was a pool's. Denied counts the tokens that takes were
+	// denied while the bucket was a pool's or in shadow mode. Both only grow within an era.
 	Added, Denied int64
 }
 
@@ -30,8 +30,9 @@ type TicketResult struct {
 	Err error
 }
 
-// Tickets reads the tickets of pools' buckets in one round trip, and in another those of a call that the server
-// refuses, each alone: it may be for one of them. It writes nothing. The results are in the order of the keys.
+// Tickets reads the tickets of pools' buckets in one round trip. If the server refuses a script call, which may be
+// because of one bucket, Tickets reads the tickets of that call one by one, in a second round trip. It writes nothing.
+// The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
 	return EachAlone(keys, ticketsPerCall, func(keys []string, perCall int) []TicketResult {
 		return readTickets(ctx, rdb, keys, perCall)
