@@ -163,8 +163,8 @@ local function read_outstanding(id)
   return nil, s, p, tokens, r
 end
 
--- give_back adds n tokens that were taken in an era, as many as there is room for. It returns the tokens then held, and
--- how many were returned, were clamped, and are void because the bucket is in another era.
+-- give_back adds n tokens that are of an era, as many as there is room for. It returns the tokens then held, and how
+-- many were returned, were clamped, and are void because the bucket is in another era.
 local function give_back(s, p, tokens, n, era)
   if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
