@@ -22,27 +22,27 @@ const (
 
 // Config says how an [Elector] takes part in an election.
 type Config struct {
-	// Client talks to etcd. It stays the caller's, who closes it after Run has returned. See [Dial].
+	// Client is the connection to etcd. The caller closes it after Run has returned.
 	Client *clientv3.Client
 
 	// Prefix separates elections: candidates with the same prefix contend with each other. Keys are written under
 	// Prefix + "/lead/". 1 to 256 bytes, no slash at the end.
 	Prefix string
 
-	// Identity names this candidate to people, in [Leader] and in etcd: 1 to 256 bytes. It decides nothing.
+	// Identity names this candidate for people, in [Leader] and in etcd: 1 to 256 bytes. It has no effect on the election.
 	Identity string
 
 	// TTL is how long etcd keeps the key of a candidate that has stopped renewing its lease: whole seconds, from 1s to
 	// 10m. A shorter TTL replaces a dead leader sooner; a longer one survives longer disturbances of etcd. etcd may grant
-	// more: at its default settings 2s at least.
+	// a longer time: at its default settings at least 2s.
 	TTL time.Duration
 
-	// SafetyMargin is how long before the lease can end the term stops being trusted: from a hundredth to half of TTL.
-	// It pays for clocks that run at different rates and for the time that lead takes to stop.
+	// SafetyMargin is the time between the end of the term's trust and the earliest end of its lease: from a hundredth to
+	// half of TTL. It allows for clocks that run at different rates, and for the time that lead needs to stop.
 	SafetyMargin time.Duration
 
-	// RetryInterval is the pause, give or take half of it, between two campaigns: from 10ms to 1m. It doubles with
-	// each campaign that fails, up to sixteenfold.
+	// RetryInterval is the pause between two campaigns, give or take half of it: from 10ms to 1m. After each campaign that
+	// fails it doubles, up to sixteen times the value.
 	RetryInterval time.Duration
 
 	// ResignTimeout bounds how long resigning may take, and so how long Run may outlive lead: from 10ms to 1m.

@@ -2,15 +2,16 @@
 // leads, and until when its leadership can be trusted.
 //
 // [Elector.Run] campaigns in etcd, calls a function while it leads, resigns, and campaigns again until its context
-// ends. [Elector] describes its states and what happens on each failure. The package is not a lock: a caller whose
-// writes must not overlap fences them by epoch.
+// ends. [Elector] describes its states and what happens on each failure. The package is not a lock. If two leaders must
+// not write at once, the caller fences its writes by epoch.
 //
 // # Terms and epochs
 //
 // A term is the time during which one candidate leads. Its epoch is the create revision of the leader's key. A
 // candidate never uses a key again, and leads only when all older keys have been deleted. So epochs strictly increase
-// from term to term in the history of one etcd: an epoch is a fencing token. A transaction guarded by "create revision
-// of [Term.Key] equals [Term.Epoch]" commits only while etcd itself still regards the writer as the leader.
+// from term to term in the history of one etcd, and an epoch can serve as a fencing token. For example, a transaction
+// on the condition that the create revision of [Term.Key] equals [Term.Epoch] commits only while etcd still has the
+// writer's key.
 //
 // # Trust window
 //
@@ -18,22 +19,24 @@
 //
 //	(instant just before the request was sent) + (TTL that etcd granted) − SafetyMargin
 //
-// on the monotonic clock of this process. etcd counts the TTL from when it handles the request, which is later, so a
-// slow answer never stretches the window past the lease. If the window ends before a renewal has extended it, the
-// context of lead, the function that Run calls, is cancelled with [ErrLeadershipLost] as its cause, and the term is
-// never trusted again. A renewal is sent after each third of the window. Renewals continue after the context of Run has
-// ended, until lead has returned, so the term stays trusted while lead finishes.
+// on the monotonic clock of this process. etcd counts the TTL from the time at which it handles the request, which is
+// later. So a slow answer never extends the window beyond the lease. A renewal is sent after each third of the window.
 //
-// A process that was stopped may run a few instructions of lead before the cancellation reaches it. [Term.Remaining]
-// has no such delay: check it before anything that must not be done by two leaders, or better, fence it by epoch.
+// If the window ends before a renewal has extended it, the context of lead, the function that Run calls, is cancelled
+// with [ErrLeadershipLost] as its cause, and the term is never trusted again. When the context of Run ends, renewals
+// continue until lead has returned. So the term stays trusted while lead finishes.
+//
+// After a process was stopped, it may run a few instructions of lead before lead's context is cancelled.
+// [Term.Remaining] has no such delay. So check it before an action that two leaders must not both take, or better,
+// fence the action by epoch.
 //
 // # What is not promised
 //
 // Two trusted leaders at once are excluded only under these conditions: the clocks of the leader and of etcd run at
 // rates that differ by less than SafetyMargin/TTL, no machine is suspended, and keys and leases end by expiry or
 // resignation. If an operator deletes the leader's key, a second leader may begin before the first one has detected it.
-// lead may ignore its context and continue: the elector can't stop it, and neither resigns nor renews meanwhile.
-// Refills are safe without epochs. A caller that needs more than this fences by epoch.
+// If lead ignores its context and continues, the elector can't stop it. Meanwhile it neither resigns nor renews the
+// lease. Refills are safe without epochs. A caller that needs more than this fences by epoch.
 //
 // A user of etcd needs read and write permission on the range of Prefix/lead/, and nothing else.
 package election

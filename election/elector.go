@@ -24,11 +24,11 @@ var (
 
 var errNilLead = errors.New("election: lead must not be nil")
 
-// maxBackoff is how often RetryInterval doubles at most while campaigns fail.
+// maxBackoff is how many times RetryInterval doubles at most while campaigns fail.
 const maxBackoff = 4
 
-// Elector is a candidate in an election through etcd. Its methods may be called concurrently, but one Run at a time.
-// The package documentation says what a term guarantees.
+// Elector is a candidate in an election through etcd. Its methods are safe for concurrent use, but only one Run may run
+// at a time. The package documentation says what a term guarantees.
 //
 // # States
 //
@@ -38,26 +38,27 @@ const maxBackoff = 4
 //	    │   lease or key lost    │   lead returned, or      │
 //	    └────────────────────────┴── lease or key lost ─────┘
 //
-// A candidate takes a lease and writes a key of its own under Prefix/lead/, bound to that lease. The oldest key, by
-// create revision, belongs to the leader; each standby waits for the key just before its own to disappear and then
-// reads, in one transaction, that its own key still exists and no older one does.
+// A candidate takes a lease and writes a key of its own under Prefix/lead/, bound to that lease. The candidate with the
+// oldest key, by create revision, is the leader. Each standby waits until the key just before its own is deleted. Then
+// it checks in one transaction that its own key still exists and that there is no older key.
 //
 // # What happens when …
 //
 //   - lead returns: an error is logged; the elector resigns and campaigns again after RetryInterval (with jitter).
 //   - the context of Run ends: so does that of lead; Run waits for lead, resigns and returns. The next candidate wins
 //     within milliseconds.
-//   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another leads a TTL after
-//     the last renewal at the earliest, and up to two TTL if etcd elects a leader of its own meanwhile.
-//   - etcd is unreachable or has no quorum: the term ends with its window; campaigning is retried with growing pauses.
+//   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another candidate leads one
+//     TTL after the last renewal at the earliest. If etcd elects a leader of its own meanwhile, it may take two TTL.
+//   - etcd is unreachable or has no quorum: the term ends with its window; the elector campaigns again with growing
+//     pauses.
 //   - an operator deletes the leader's key or revokes its lease: the term ends when the watch or a renewal detects it,
 //     and the candidate begins again with a new key.
-//   - resigning fails: the lease ends by itself, and is revoked before the next campaign if etcd is available again by
-//     then.
+//   - resigning fails: the lease ends by itself. If etcd is available again before that, the next campaign first
+//     revokes it.
 //   - a watch stalls or is compacted: keys are read again at least once a TTL.
 //   - etcd is restored or emptied: leaders that lost their keys end their terms, keys that came back end with their
-//     leases, and one candidate leads again. Epochs may come again. A caller that fences by them must record the
-//     highest one and go above it, as package pool does.
+//     leases, and then one candidate leads again. An epoch may be used a second time. A caller that fences by epochs
+//     must record the highest one and use higher numbers, as package pool does.
 type Elector struct {
 	cfg     Config
 	store   store
@@ -84,13 +85,13 @@ func newElector(cfg Config, s store) *Elector {
 	return &Elector{cfg: cfg, store: s, log: loggerOr(cfg.Logger), random: rand.Float64}
 }
 
-// Run campaigns, calls lead while this candidate leads, and campaigns again, until ctx ends; then it returns nil, for
-// being asked to stop is no failure. All trouble with etcd is retried; an error is returned for misuse only.
+// Run campaigns, calls lead while this candidate leads, and campaigns again, until ctx ends. Then it returns nil. After
+// a failure of etcd it tries again. It returns an error only if it is called wrongly.
 //
-// The context of lead ends when ctx does, or with [ErrLeadershipLost] as its cause when the term can't be trusted any
-// longer; lead must then return soon. Run waits for it, and resigns only then. When lead returns by itself, Run resigns
-// too, logs the error if there is one, and campaigns again after a pause. Terms follow one another: lead is never
-// called before its last call has returned.
+// The context of lead ends when ctx ends, or with [ErrLeadershipLost] as its cause when the term can't be trusted any
+// longer. Then lead must return soon. Run resigns only after lead has returned. If lead returns by itself, Run resigns,
+// too, logs the error if there is one, and campaigns again after a pause. Run never calls lead before the call before
+// has returned.
 //
 // After ctx has ended and lead has returned, Run returns within ResignTimeout, even if etcd doesn't answer.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error {
@@ -115,8 +116,8 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term T
 	return nil
 }
 
-// Leader returns whose key is the oldest in etcd, or [ErrNoLeader]. That candidate is elected, but may not have noticed
-// yet, or may have lost its trust in the meantime. ctx bounds the call.
+// Leader returns the candidate whose key is the oldest in etcd, or [ErrNoLeader]. That candidate is elected, but may
+// not have detected it yet, or its term may not be trusted any more. ctx bounds the call.
 func (e *Elector) Leader(ctx context.Context) (Leader, error) { return e.store.leader(ctx) }
 
 // runTerm goes through one candidacy, from taking a lease to giving it back. It reports whether etcd let it begin.
@@ -143,7 +144,7 @@ func (e *Elector) runTerm(ctx context.Context, lead func(context.Context, Term) 
 	return err == nil
 }
 
-// enrol writes the candidate's key. After a failure the key may exist all the same; revoking the lease deletes it.
+// enrol writes the candidate's key. Even after an error the key may exist. It is deleted when the lease is revoked.
 func (e *Elector) enrol(s *session) (key string, epoch int64, err error) {
 	ctx, cancel := context.WithTimeout(s.ctx, e.requestTimeout(e.cfg.TTL))
 	defer cancel()
@@ -154,8 +155,8 @@ func (e *Elector) enrol(s *session) (key string, epoch int64, err error) {
 	return key, epoch, err
 }
 
-// campaign waits until no key is older than ours, and returns a revision at which that was so and our key existed. It
-// reports false if the session ends first.
+// campaign waits until no key is older than ours. It returns a revision at which there was no older key and our key
+// existed. It returns false if the session ends first.
 func (e *Elector) campaign(s *session, key string, epoch int64) (revision int64, won bool) {
 	for s.ctx.Err() == nil {
 		prev, revision, ok := e.predecessor(s.ctx, s, key, epoch)
@@ -203,8 +204,8 @@ func (e *Elector) watchKey(s *session, term Term, revision int64) {
 	}
 }
 
-// predecessor reads which key comes just before ours. If ours was deleted, the session ends. After a failure,
-// predecessor pauses before it reports false.
+// predecessor reads the key just before ours. If our key was deleted, it ends the session. After a failure it pauses
+// before it returns false.
 func (e *Elector) predecessor(ctx context.Context, s *session, key string, epoch int64) (prev string, revision int64,
 	ok bool) {
 	reading, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
@@ -225,9 +226,9 @@ func (e *Elector) predecessor(ctx context.Context, s *session, key string, epoch
 	return prev, revision, true
 }
 
-// awaitDeleted reports true once key is known to have been deleted at or after the revision from. It reports false
-// after a TTL at the latest, since a watch on a half-dead connection may stay silent, or after a failure and a pause.
-// What a failed watch means for the election shows when the keys are read next.
+// awaitDeleted waits until key is deleted, at or after the revision from, and then returns true. It returns false after
+// a TTL, since a watch on a half-dead connection may stay silent, or after a failure and a pause. Then the caller reads
+// the keys again.
 func (e *Elector) awaitDeleted(ctx context.Context, key string, from int64) bool {
 	waiting, cancel := context.WithTimeout(ctx, e.cfg.TTL)
 	defer cancel()
@@ -239,8 +240,8 @@ func (e *Elector) awaitDeleted(ctx context.Context, key string, from int64) bool
 	return err == nil
 }
 
-// resign deletes this candidacy's own key, if it was written, and revokes the lease. It has its own time limit, for it
-// comes when the context of Run has ended.
+// resign deletes the key of this candidacy, if it was written, and revokes the lease. It has a time limit of its own,
+// because the context of Run may have ended.
 func (e *Elector) resign(ctx context.Context, lease leaseID, key string, epoch int64) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), e.cfg.ResignTimeout)
 	defer cancel()
@@ -254,8 +255,8 @@ func (e *Elector) resign(ctx context.Context, lease leaseID, key string, epoch i
 	}
 }
 
-// revokeLeftBehind tries once more to revoke leases that would otherwise keep their keys, and so all younger ones,
-// waiting for them to expire.
+// revokeLeftBehind tries once more to revoke leases that could not be revoked before. Otherwise their keys would exist
+// until the leases expire, and the candidates with younger keys would wait for that.
 func (e *Elector) revokeLeftBehind(ctx context.Context) {
 	for _, lease := range e.leftBehind {
 		revoking, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
@@ -267,8 +268,8 @@ func (e *Elector) revokeLeftBehind(ctx context.Context) {
 	e.leftBehind = nil
 }
 
-// requestTimeout returns the most that one request may take: a third of the trust window of a lease with this TTL, so
-// that a renewal that hangs leaves time for others.
+// requestTimeout returns the most time that one request may take: a third of the trust window of a lease with this TTL.
+// So after a renewal that hangs there is time for another one.
 func (e *Elector) requestTimeout(ttl time.Duration) time.Duration {
 	return (ttl - e.cfg.SafetyMargin) / 3
 }

@@ -18,7 +18,7 @@ type etcdStore struct {
 	leases pb.LeaseClient
 	prefix string // of the keys, with the slash at its end
 
-	// The stream that renewals go over, nil when none is open. It is kept because opening one logs in anew.
+	// stream is the stream of renewals; nil when none is open. It is kept open because opening one needs another login.
 	stream pb.Lease_LeaseKeepAliveClient
 	hangUp context.CancelFunc
 }
@@ -37,8 +37,9 @@ func (s *etcdStore) grant(ctx context.Context, ttl time.Duration) (leaseID, time
 	return leaseID(resp.ID), time.Duration(resp.TTL) * time.Second, nil
 }
 
-// renew doesn't use the client's KeepAliveOnce, which retries without a pause for as long as no endpoint answers. A
-// stream that served before may have died with its connection or its login, so that failure is tried again once.
+// renew doesn't use the client's KeepAliveOnce, which retries without a pause for as long as no endpoint answers. If a
+// stream that was used before fails, renew tries once more with a new stream, because the connection or the login of
+// the old one may have ended.
 func (s *etcdStore) renew(ctx context.Context, id leaseID) (time.Duration, error) {
 	reused := s.stream != nil
 	ttl, err := s.renewOnce(ctx, id)
@@ -54,7 +55,8 @@ func (s *etcdStore) renewOnce(ctx context.Context, id leaseID) (time.Duration, e
 			return 0, err
 		}
 	}
-	// Hanging up unblocks Send and Recv, and drops a late answer: it must not be taken for that of a later request.
+	// Hanging up unblocks Send and Recv. It also drops a late answer, which otherwise would count as the answer to a later
+	// request.
 	stop := context.AfterFunc(ctx, s.hangUp)
 	err := s.stream.Send(&pb.LeaseKeepAliveRequest{ID: int64(id)})
 	var resp *pb.LeaseKeepAliveResponse
@@ -75,7 +77,7 @@ func (s *etcdStore) renewOnce(ctx context.Context, id leaseID) (time.Duration, e
 	return time.Duration(resp.TTL) * time.Second, nil
 }
 
-// dialRenewals opens the stream, which outlives ctx, within ctx.
+// dialRenewals opens the stream. ctx bounds the opening, and the stream outlives it.
 func (s *etcdStore) dialRenewals(ctx context.Context) error {
 	streamCtx, hangUp := context.WithCancel(clientv3.WithRequireLeader(context.WithoutCancel(ctx)))
 	stop := context.AfterFunc(ctx, hangUp)

@@ -9,8 +9,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// session is a lease that is kept alive, and the candidacy that depends on it. It ends once and for all when its trust
-// window runs out, when the lease or key is found deleted, or when it is closed.
+// session is a lease that is kept alive, and the candidacy that depends on it. It ends when its trust window ends, when
+// the lease or the key turns out to be deleted, or when it is closed. A session that has ended never begins again.
 type session struct {
 	elector *Elector
 	lease   leaseID
@@ -21,8 +21,8 @@ type session struct {
 	ctx  context.Context
 	lose context.CancelCauseFunc
 
-	// upkeep is for the session's goroutines. It outlives the context of Run, so that the lease is kept alive until
-	// lead has returned.
+	// upkeep is the context of the session's goroutines. It outlives the context of Run, so that the lease is kept alive
+	// until lead has returned.
 	upkeep context.Context
 	stop   context.CancelFunc
 	tasks  sync.WaitGroup
@@ -30,7 +30,8 @@ type session struct {
 	ending sync.Once
 }
 
-// openSession takes a lease and keeps it alive until the session is closed. Close it and then revoke the lease.
+// openSession takes a lease and keeps it alive until the session is closed. The caller closes the session and then
+// revokes the lease.
 func (e *Elector) openSession(ctx context.Context) (*session, error) {
 	sent := time.Now()
 	granting, cancel := context.WithTimeout(ctx, e.requestTimeout(e.cfg.TTL))
@@ -50,7 +51,7 @@ func (e *Elector) openSession(ctx context.Context) (*session, error) {
 	return s, nil
 }
 
-// end withdraws the trust and records the reason, unless that has happened before.
+// end ends the trust and logs the reason, unless the session has ended already.
 func (s *session) end(reason string) {
 	s.ending.Do(func() {
 		s.trust.end()
@@ -60,7 +61,7 @@ func (s *session) end(reason string) {
 	})
 }
 
-// close ends the session without a word and waits for its goroutines. The lease is left to its owner.
+// close ends the session, without a log message, and waits for its goroutines. It doesn't revoke the lease.
 func (s *session) close() {
 	s.ending.Do(func() {})
 	s.trust.end()
@@ -83,8 +84,8 @@ func (s *session) watchTrust() {
 	}
 }
 
-// renew keeps the lease alive: once per third of the trust window, counted from when the last successful request was
-// sent, and sooner after a failure. sent and granted are of the request that made the lease.
+// renew keeps the lease alive. It sends a renewal when a third of the trust window has passed since the last successful
+// request was sent, and sooner after a failure. sent and granted are those of the request that made the lease.
 func (s *session) renew(sent time.Time, granted time.Duration) {
 	e := s.elector
 	period := e.requestTimeout(granted)
@@ -102,7 +103,7 @@ func (s *session) renew(sent time.Time, granted time.Duration) {
 				return
 			}
 		case ttl < granted:
-			s.end("lease was shortened") // watchTrust counts on a window that only moves ahead
+			s.end("lease was shortened") // watchTrust requires that the end of the window only moves ahead
 			return
 		default:
 			e.observe(nil)

@@ -11,8 +11,8 @@ type Role uint8
 // Roles.
 const (
 	RoleIdle      Role = iota // not running
-	RoleCandidate             // not in the queue: about to campaign, or etcd doesn't answer
-	RoleStandby               // in the queue, behind the leader
+	RoleCandidate             // has no key: it is about to campaign, or etcd doesn't answer
+	RoleStandby               // has a key, and waits until all older keys are deleted
 	RoleLeader                // leads under a trusted term
 )
 

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Term is one stretch of leading. A Term is a value that may be copied and used concurrently; its copies share the
+// Term is a time during which one candidate leads. A Term may be copied and used concurrently. Its copies share the
 // trust, which renewals of the lease extend. The zero Term is not trusted.
 type Term struct {
 	Epoch    int64  // strictly increases from term to term, unless etcd is restored
@@ -15,8 +15,8 @@ type Term struct {
 	trust *trust
 }
 
-// Remaining returns how long after now the term is still trusted, as far as renewals have got, or 0 if it is not. A
-// term that has ended, or whose window has run out, has nothing remaining ever again.
+// Remaining returns how long after now the term is still trusted if it isn't renewed again, or 0 if it isn't trusted.
+// After the term or its window has ended, Remaining is always 0.
 func (t Term) Remaining(now time.Time) time.Duration {
 	if t.trust == nil {
 		return 0
@@ -24,19 +24,19 @@ func (t Term) Remaining(now time.Time) time.Duration {
 	return t.trust.remaining(now)
 }
 
-// Leader is what etcd says about who leads.
+// Leader is the leader by the keys in etcd.
 type Leader struct {
 	Identity string
 	Epoch    int64
 }
 
-// trustedUntil returns the end of the trust window that a grant or renewal opens. sent is an instant before the request
-// was sent: the server counts ttl from later, so its lease outlasts the window by margin at least.
+// trustedUntil returns the end of the trust window after a grant or renewal. sent is an instant before the request was
+// sent. The server counts ttl from a later time, so its lease ends at least margin after the window.
 func trustedUntil(sent time.Time, ttl, margin time.Duration) time.Time {
 	return sent.Add(ttl - margin)
 }
 
-// trust is the instant until which a term is trusted, which moves with renewals. The zero trust has ended.
+// trust has the instant until which a term is trusted. Renewals move it. The zero trust has ended.
 type trust struct {
 	mu    sync.Mutex
 	until time.Time // zero: never trusted, or ended
@@ -44,8 +44,8 @@ type trust struct {
 
 func newTrust(until time.Time) *trust { return &trust{until: until} }
 
-// extend moves the end of the window, unless the window has run out at now: then it reports false, for trust that was
-// lost doesn't return.
+// extend moves the end of the window. If the window has ended by now, extend returns false, because trust that has
+// ended never begins again.
 func (t *trust) extend(now, until time.Time) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -56,7 +56,7 @@ func (t *trust) extend(now, until time.Time) bool {
 	return true
 }
 
-// end takes the trust away for good.
+// end ends the trust for ever.
 func (t *trust) end() {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -19,14 +19,13 @@ const (
 	namesAtOnce = 1000
 	// countsAtOnce is how many shards are counted in one round trip at most.
 	countsAtOnce = 100
-	// activeBatch is how many buckets of a shard go in one round trip at most: takes
-	// of consumers wait for no more than that. More would cost less of Redis, and keep
-	// takes waiting for longer: test/scale has figures.
+	// activeBatch is the most buckets of a shard in one round trip. Takes of consumers wait for a whole round trip. More
+	// buckets would cost Redis less time, but takes would wait longer: test/scale has figures.
 	activeBatch = 100
 )
 
-// activeSets is a worker's part in the active sets of the templates: the shards that
-// are on its server. It refills them while this replica has the claim, or leads.
+// activeSets has the shards of the templates' active sets that are on a worker's server. The worker refills their
+// buckets while this replica has the claim, or leads.
 type activeSets struct {
 	w            *worker
 	on           master
@@ -38,7 +37,7 @@ type activeSets struct {
 	polling      bool // a poll is under way
 }
 
-// newActiveSets makes the part of a worker.
+// newActiveSets makes the activeSets of a worker.
 func newActiveSets(w *worker, on master, shards []*shard, claim *bucket) *activeSets {
 	a := &activeSets{w: w, on: on, claim: claim, shards: shards}
 	cluster := on.slots != nil
@@ -99,8 +98,8 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next returns one of the calls that are due, nil if none is. It begins the rounds that are due before it continues
-// those under way, the oldest first.
+// next returns one of the calls that are due; nil if none is. It first begins rounds that are due. Then it continues
+// the rounds that are under way, the oldest first.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
@@ -160,8 +159,8 @@ func (a *activeSets) ask(ctx context.Context, r request) call {
 	}
 }
 
-// shardFault reports whether the shard is the cause of an error, not its server. If it is, the replica leaves the shard
-// until the next poll.
+// shardFault reports whether the cause of an error is the shard, and not its server. If it is, the replica stops
+// refilling the shard until the next poll.
 func (a *activeSets) shardFault(s *shard, err error) bool {
 	if !ownFault(err) {
 		return false
@@ -208,7 +207,8 @@ func (r *arrival) apply() error {
 	return r.err
 }
 
-// pollIdle returns a call that finds which idle shards, those without members, hold names; nil if no shard is idle.
+// pollIdle returns a call that finds out which idle shards hold names; nil if no shard is idle. A shard is idle if it
+// has no members.
 func (a *activeSets) pollIdle(ctx context.Context) call {
 	r := &idlePoll{a: a}
 	for _, s := range a.shards {
@@ -248,7 +248,7 @@ func (r *idlePoll) apply() error {
 	return r.err
 }
 
-// begin begins rounds.
+// begin returns a call that begins a round in each of the shards.
 func (a *activeSets) begin(ctx context.Context, shards []*shard) call {
 	r := &beginning{a: a, shards: shards, names: make([]lua.Shard, len(shards)), asked: make([]*members, len(shards))}
 	for i, s := range shards {
@@ -284,21 +284,21 @@ func (r *beginning) apply() (failed error) {
 	return failed
 }
 
-// read reads some names of the shard. It moves or removes the names that belong to no bucket of the template, unless a
-// later configuration is in force: there they may be buckets of the template.
+// read returns a call that reads some names of the shard. It also moves or removes names that belong to no bucket of
+// the template, unless a later configuration is in force, under which they may be buckets of the template.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
 	r := &reading{a: a, s: s, m: s.members, cursor: s.members.cursor, outdated: a.w.outdated()}
 	r.m.asked = true
 	return a.ask(ctx, r)
 }
 
-// reading is a request that reads some names of a shard, and puts them right.
+// reading is a request that reads some names of a shard, and corrects them: see putRight.
 type reading struct {
 	a        *activeSets
 	s        *shard
 	m        *members // of the shard, when the request was made
-	cursor   uint64   // before the request, and the next one after it
-	outdated bool     // the names stay as they are
+	cursor   uint64   // of the request, and after it that of the next one
+	outdated bool     // this replica's configuration is outdated, so the names stay as they are
 	kept     []string
 	err      error
 }
@@ -324,8 +324,8 @@ func (r *reading) apply() error {
 	return r.err
 }
 
-// putRight moves names to the shards of their templates, and removes those that are no bucket's. Names that another
-// shard can't take stay: that shard's own reads report the fault, and the next round tries again.
+// putRight moves names to the shards of their templates, and removes those that are no bucket's. If the other shard has
+// a fault, its names stay. The reads of that shard report the fault, and the next round tries again.
 func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
 	for prefix, list := range names.moved {
 		err := a.w.r.store.move(ctx, s.Shard, prefix, list)
@@ -349,7 +349,7 @@ func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) 
 	return err
 }
 
-// refill refills some buckets of the shard's round.
+// refill returns a call that refills some buckets of the shard's round.
 func (a *activeSets) refill(ctx context.Context, s *shard) call {
 	m := s.members
 	batch := m.take(min(activeBatch, a.w.sizes.batch()), a.on)
@@ -414,7 +414,7 @@ func (a *activeSets) hurry(now time.Time) {
 	}
 }
 
-// pending reports whether a round that was due at an instant is still to be done.
+// pending reports whether a round that was due at an instant has not ended yet.
 func (a *activeSets) pending(at time.Time) bool {
 	return a.held && slices.ContainsFunc(a.shards, func(s *shard) bool {
 		return s.members != nil && !s.members.due.After(at)

@@ -74,7 +74,7 @@ func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bu
 	}
 	var claim *bucket
 	if interval := shortest(shards); interval > 0 {
-		if r.cfg.Elected { // a standby finds the claim abandoned when it finds the pulse late
+		if r.cfg.Elected { // so that a standby detects an abandoned claim as soon as a late pulse
 			interval = min(interval, r.cfg.Interval)
 		}
 		claim = remember(newClaim(keyOn(m, r.cfg.Pulse+":active"), interval, r.version))
@@ -86,14 +86,14 @@ func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bu
 }
 
 func (r *Refiller) newBucket(b Bucket) *bucket {
-	if b.Pooled { // its terms get to the server by the pool's agent
+	if b.Pooled { // the pool's agent sends its terms to the server
 		return newPooledBucket(b, r.pooled[b.Key], r.version)
 	}
 	return newBucket(b, r.version)
 }
 
-// assignShards shares the shards of the active sets of all templates out to the masters. If there are any, it does the
-// same with the shards of earlier templates: their buckets may belong to the present ones.
+// assignShards assigns the shards of all templates' active sets to the masters. If there are any, it also assigns the
+// shards of earlier templates, because their buckets may belong to the present templates.
 func (r *Refiller) assignShards(masters []master, before memory, next map[lua.Shard]*shard, now time.Time) [][]*shard {
 	of := make([][]*shard, len(masters))
 	place := func(id lua.Shard, t *policy.CompiledTemplate, interval time.Duration) {
@@ -151,7 +151,7 @@ func refilled(set *policy.Templates) (list []*policy.CompiledTemplate) {
 	return list
 }
 
-// refilledOf returns the refilled template that counts for a key; nil if there is none.
+// refilledOf returns the refilled template that applies to a key; nil if there is none.
 func refilledOf(set *policy.Templates, key string) *policy.CompiledTemplate {
 	if t := set.Of(key); t != nil && t.Refilled() {
 		return t
@@ -159,18 +159,19 @@ func refilledOf(set *policy.Templates, key string) *policy.CompiledTemplate {
 	return nil
 }
 
-// past is what earlier configurations had, as far as this replica knows, and until when they had it. Otherwise their
-// buckets that aren't full would be in no active set of the present templates, and wait for their next take.
+// past has the prefixes and the keys of earlier configurations that this replica knows, with the times at which they
+// were replaced. Their buckets that aren't full are in no active set of the present templates. Without past they would
+// not be refilled until their next take.
 type past struct {
 	prefixes map[string]time.Time // of refilled templates
-	keys     map[string]time.Time // of buckets with policies of their own
+	keys     map[string]time.Time // of configured buckets and pools' buckets
 }
 
-// pastFor is for how long past is kept. Consumers know of later templates within seconds.
+// pastFor is how long past is kept. It may be short, because consumers read later templates within seconds.
 const pastFor = 10 * time.Minute
 
-// recordPast records what an earlier configuration had, and drops what is too old or in the present one. It is called
-// with the lock held.
+// recordPast records the prefixes and keys of an earlier configuration. It drops those that are too old, and keys that
+// are in the present configuration. It is called with the lock held.
 func (r *Refiller) recordPast(templates *policy.Templates, buckets []Bucket) {
 	now := time.Now()
 	tooOld := func(_ string, until time.Time) bool { return now.Sub(until) > pastFor }

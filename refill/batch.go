@@ -17,8 +17,8 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	if len(batch) == 0 {
 		return nil
 	}
-	// Until this has passed since the server came back, other replicas may still be backing off. They may remember a
-	// bucket that we would create.
+	// After the server comes back, other replicas may still be backing off for this time. They may remember a bucket that
+	// we would create.
 	othersCame := !w.silent && (w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout)
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
@@ -117,8 +117,8 @@ func (w *worker) applyReply(b *bucket, res *lua.RefillResult, t *trip, news *not
 	}
 }
 
-// warnUnswept adds a warning if a bucket's reservations can't be ended. It does so once until they can: unswept holds
-// whether the last attempt failed.
+// warnUnswept adds a warning if a bucket's reservations can't be ended. unswept reports whether the last attempt
+// failed; then the warning was given already.
 func warnUnswept(to *notices, key string, unswept *bool, err error) {
 	if err != nil && !*unswept {
 		to.add(hclog.Warn, "reservations can't be ended", "bucket", key, "error", err)
@@ -126,8 +126,9 @@ func warnUnswept(to *notices, key string, unswept *bool, err error) {
 	*unswept = err != nil
 }
 
-// align moves a leader's bucket to the beats of the pulse, so that the pulse's silence dates from the bucket's last
-// refill. It moves by half an interval at most, once, and no call comes within half an interval of a refill.
+// align makes a leader refill a bucket at the same time as the pulse, so that the silence of the pulse begins with the
+// bucket's last refill. It moves the next call by at most half an interval. No call comes within half an interval of a
+// refill.
 func (w *worker) align(b *bucket, o policy.Outcome, replied time.Time) {
 	if !w.leading || w.pulse == nil || b == w.pulse.beat || b.interval != w.pulse.beat.interval ||
 		o.Status == policy.StatusUnknown {

@@ -16,9 +16,9 @@ import (
 type bucket struct {
 	key      string
 	slot     int
-	terms    *policy.Terms // nil: those in force in Redis
-	pooled   *pooledTerms  // nil unless they change at run time
-	start    *policy.Terms // pooled: those by which a plain bucket becomes the pool's; nil for none
+	terms    *policy.Terms // nil if this replica has none, so that those in Redis stay in force
+	pooled   *pooledTerms  // nil unless the terms change at run time
+	start    *policy.Terms // pooled: the terms by which a plain bucket becomes the pool's; nil for none
 	plain    bool          // pooled: the terms in force are plain
 	steps    policy.Steps
 	interval time.Duration
@@ -30,12 +30,12 @@ type bucket struct {
 	seen     bool          // clock and step are set
 	missing  time.Time     // when it was first found missing; zero if it isn't
 	due      time.Time     // of the next call
-	failures int           // in a row, the bucket's own
+	failures int           // in a row, because of the bucket itself
 
 	latest  int64   // the latest version that the server reported for it; 0 for a pooled bucket
 	refusal refusal // why our terms are not in force, by the last reply
 
-	unannounced bool // a standby has to bring its terms to the server
+	unannounced bool // a standby has to send its terms to the server
 	foreign     bool // another program has refilled it
 	stepped     bool // the terms in force are stepped
 	unswept     bool // its reservations could not be ended
@@ -45,19 +45,19 @@ type bucket struct {
 
 	signal bool          // it has no consumers: it is a claim or the pulse
 	claim  bool          // the replica that refilled it last refills the active sets
-	held   bool          // a claim: that is this replica
-	took   time.Duration // a claim: about the longest of the last calls
+	held   bool          // a claim: this replica refilled it last
+	took   time.Duration // a claim: about the longest time of the last calls
 }
 
-// refusal is why the server keeps other terms of a bucket in force than ours.
+// refusal is the reason why our terms of a bucket are not in force.
 type refusal int
 
 const (
 	accepted   refusal = iota
 	differs            // other terms came first under the same version
-	older              // the server has reported a later version; it stays until our file has reached that
-	overridden         // the key has a policy of its own
-	otherKind          // a pool's terms are in force and ours are plain, or the other way round
+	older              // the server has reported a later version; this stays until our file reaches that version
+	overridden         // the key has an override
+	otherKind          // a pool's terms are in force and ours are plain, or the reverse
 )
 
 func newBucket(b Bucket, version int64) *bucket {
@@ -75,8 +75,7 @@ func newSignal(key string, interval time.Duration, version int64) *bucket {
 	return b
 }
 
-// pooledTerms are the newest terms of a pooled bucket, from SetTerms on the way
-// to the bucket's worker.
+// pooledTerms are the newest terms of a pooled bucket. SetTerms stores them, and the bucket's worker loads them.
 type pooledTerms struct{ atomic.Pointer[policy.Terms] }
 
 // newPooledBucket returns a bucket whose terms come at run time.
@@ -133,11 +132,11 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	}
 	c := policy.Call{Version: b.version, Create: policy.CreateLost, Terms: b.terms}
 	switch {
-	case b.plain && b.start != nil: // no grant makes it the pool's
+	case b.plain && b.start != nil: // a grant can't make it the pool's
 		c.Create, c.Terms = policy.CreateNever, b.start
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.claim:
-		c.Create = policy.CreateInitial // no consumer takes its tokens
+		c.Create = policy.CreateInitial // it has no consumers, so its tokens don't matter
 		if !b.held {
 			c.Version = policy.Version{} // the call only reads, unless our configuration is later
 		}
@@ -154,8 +153,8 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateNever
 		return lua.RefillCall{Key: b.key, Call: c}
 	}
-	// A bucket is created two intervals after it was found missing. Before that, a
-	// replica that remembers it restores it.
+	// A bucket is created two intervals after it was found missing. In that time, a replica that remembers the bucket
+	// restores it.
 	if othersCame && !b.missing.IsZero() && now.Sub(b.missing) >= 2*b.interval {
 		c.Create = policy.CreateInitial
 	}
@@ -205,11 +204,11 @@ func (b *bucket) doubtful() bool {
 	return !b.signal && (b.failures > 0 || b.refusal != accepted && b.refusal != older)
 }
 
-// fail records a call that failed because of the bucket itself, not its server.
+// fail records a call that failed because of the bucket itself, and not because of its server.
 func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 	b.unannounced = false
 	b.failures++
-	b.held = b.claim // this replica can't see whether another one has it
+	b.held = b.claim // this replica can't know whether another one has the claim
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 
@@ -241,7 +240,7 @@ func (b *bucket) refused(o policy.Outcome) refusal {
 	switch {
 	case o.Status == policy.StatusConflict:
 		return otherKind
-	case b.pooled != nil: // it may well be ahead of this replica for a moment
+	case b.pooled != nil: // the terms in Redis may be newer than this replica's for a moment
 		return accepted
 	case o.Status != policy.StatusUnknown && o.Fence.Own():
 		return overridden

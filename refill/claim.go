@@ -12,8 +12,8 @@ import (
 // for any bucket. A replica with a later version of the configuration takes the claim from one with an older version,
 // by its fence, because it has the templates that are in force.
 //
-// A replica that takes a claim over has to make five calls before it refills a bucket. So a claim has to stay with its
-// holder, also where a call takes longer than an interval.
+// A replica that takes a claim over makes five calls before it refills a bucket. So a claim has to stay with its
+// holder, even if a call takes longer than an interval.
 //
 // If two replicas refill the active sets at once, they only do work twice: each bucket has an index.
 
@@ -21,8 +21,8 @@ const (
 	// outdatedWaits is how many intervals after the claim's last refill a replica with an older configuration calls
 	// again, even if that refill was its own. This gives a replica with a later configuration time to take the claim.
 	outdatedWaits = 3
-	// abandonedAfter is how long after its last refill a claim is abandoned, in quarters of an interval. The time of two
-	// calls is added: the holder calls an interval after it has received a reply.
+	// abandonedAfter is the time, in quarters of an interval, after which a claim that was not refilled counts as
+	// abandoned. The time of two calls is added, because the holder calls an interval after it has received a reply.
 	abandonedAfter = 5
 )
 
@@ -33,12 +33,12 @@ func newClaim(key string, interval time.Duration, version int64) *bucket {
 	return b
 }
 
-// abandoned returns how long after its last refill the holder of a claim has left it.
+// abandoned returns the time after its last refill at which a claim counts as abandoned.
 func (b *bucket) abandoned() time.Duration { return b.interval*abandonedAfter/4 + 2*b.took }
 
-// applyClaim records whether this replica has the claim, after a call that took so long, and returns the time until the
-// next call. After each change of the holder, the new one has to call once for each bucket. Where the holder has left
-// the claim, this replica reads the active sets at once, while it takes the claim with its next call.
+// applyClaim records whether this replica has the claim, and returns the time until the next call. took is the time of
+// the call. If the holder has abandoned the claim, this replica reads the active sets at once, and takes the claim with
+// its next call. It doesn't wait for that, because a new holder first has to call once for each bucket.
 func (b *bucket) applyClaim(o policy.Outcome, took time.Duration, rng *rand.Rand) time.Duration {
 	b.took = max(took, b.took-b.took/8)
 	since := time.Duration(o.Now-o.Last) * time.Microsecond

@@ -17,12 +17,12 @@ import (
 type Bucket struct {
 	Key    string
 	Policy policy.Policy
-	// Pooled buckets get their terms through SetTerms; only the interval and the flows of
-	// Policy are used. Until then they are refilled under the terms that are in force in
-	// Redis, and not created.
+	// Pooled reports that the bucket is a pool's, which gets its terms through SetTerms. Of Policy only the interval and
+	// the flows are used. Before SetTerms is called, the bucket is refilled under the terms that are in force in Redis,
+	// and not created.
 	Pooled bool
-	// Start are a pooled bucket's terms without a grant, of the same pool; nil for
-	// none. A plain bucket of a lower version becomes the pool's with them.
+	// Start are the terms of a pooled bucket without a grant; nil for none. By them a plain bucket of a lower version
+	// becomes the pool's.
 	Start *policy.Terms
 }
 
@@ -34,7 +34,7 @@ type Event struct {
 	Call    policy.Call
 	Outcome policy.Outcome
 	Err     error
-	Flows   *FlowsRead // nil unless something was read of them with the refill
+	Flows   *FlowsRead // the demand of the bucket's flows that was read after the refill; nil for none
 }
 
 // OwnFault reports whether the call failed for a reason that is the bucket's, not its server's.
@@ -42,42 +42,37 @@ func (e Event) OwnFault() bool { return e.Err != nil && ownFault(e.Err) }
 
 // Config is what a Refiller needs.
 type Config struct {
-	// Redis holds the buckets. It must not be shared with callers that close it
-	// before Run returns. Its ContextTimeoutEnabled should be set, or Timeout
-	// holds only as far as its own socket timeouts.
+	// Redis holds the buckets. It must not be closed before Run returns. Set its ContextTimeoutEnabled. Otherwise only its
+	// socket timeouts bound a call, and not Timeout.
 	Redis redis.UniversalClient
 	// Buckets to keep full; their keys are unique.
 	Buckets []Bucket
-	// Templates of which the buckets that are not full are refilled, where they are
-	// enforced that way; nil for none. Other refillers of the same Redis may have the
-	// same ones or later ones.
+	// Templates are the published templates; nil for none. Buckets of refilled templates are refilled while they are not
+	// full. Other refillers of the same Redis may have the same templates or later ones.
 	Templates *policy.Templates
 	// Version of the configuration that the policies come from, 0 or more. A
 	// bucket never goes back to a policy of an older version.
 	Version int64
 	// Elected makes the replica a standby except while Lead runs.
 	Elected bool
-	// Pulse names the pulse buckets of elected mode: replicas of one election
-	// share it, others differ. Default "refiller:pulse".
+	// Pulse is the name of the pulse buckets of elected mode. Replicas of one election have the same name, and those of
+	// different elections different names. Default "refiller:pulse".
 	Pulse string
 	// Interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration
-	// Timeout of one batch, 1 ms or more. A batch for a server far away, and one after
-	// failed ones, has up to four times as long, to open connections in. Raising it
-	// delays the notice that a server is silent; lowering it gives up on a slow one.
-	// Default 500 ms.
+	// Timeout of one batch, 1 ms or more. A batch for a server far away, or after failed batches, has up to four times as
+	// long, so that it can open connections. With a higher timeout a silent server is detected later. With a lower one,
+	// calls to a slow server fail. Default 500 ms.
 	Timeout time.Duration
-	// Batch is how many buckets go in one round trip at most, 1 to 10000; a slow
-	// server gets fewer. Default 500.
+	// Batch is the most buckets in one round trip, 1 to 10000. A slow server gets fewer. Default 500.
 	Batch int
 	// Logger; nil means a default one named refiller.
 	Logger hclog.Logger
 	// Observe, if set, is called with every reply about one of Buckets. It must be
 	// safe for concurrent use.
 	Observe func(Event)
-	// ObserveActive, if set, is called with every reply about a template's bucket. It
-	// must be safe for concurrent use. There may be a hundred thousand replies in a
-	// second; Stats counts them at less cost.
+	// ObserveActive, if set, is called with every reply about a template's bucket. It must be safe for concurrent use.
+	// There may be a hundred thousand replies a second. If you only need their counts, Stats has them at less cost.
 	ObserveActive func(Event)
 	// Seed of the jitter; 0 means a random one.
 	Seed uint64

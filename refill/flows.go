@@ -11,18 +11,18 @@ import (
 	"github.com/tokenrefill/refiller/refill/flow"
 )
 
-// division is a replica's part in how a bucket is divided among its flows. The replica that wins a refill reads the
-// demand of the flows, and writes the plan that it computed from the demand it read before.
+// division is what a replica remembers to divide a bucket among its flows. The replica that wins a refill reads the
+// demand of the flows, and writes the plan that it computed from the demand that it had read before.
 type division struct {
 	flows   *policy.Flows
-	pooled  bool // the bucket is a pool's, whose rate and capacity come with its terms
-	about   flow.Bucket
+	pooled  bool        // the bucket is a pool's, whose rate and capacity come with its terms
+	about   flow.Bucket // the capacity, rate and interval by which it plans
 	planner *flow.Planner
-	next    policy.Plan
+	next    policy.Plan    // the plan to write with the next refill
 	base    policy.Version // of the last plan that this replica wrote
 	listAll bool           // the plan after next lists all flows
 	err     error          // why the last plan could not be written
-	read    *FlowsRead     // with the last plan; nil if nothing was, or once it was reported
+	read    *FlowsRead     // the demand that was read with the last plan; nil for none, or after it was reported
 }
 
 // newDivision returns the division of a bucket with the policy; nil if it has no flows.
@@ -44,8 +44,8 @@ func (d *division) begin() {
 	d.listAll = true
 }
 
-// continues returns the division to go on with after a change of the configuration: old, if it divides the same bucket
-// in the same way.
+// continues returns the division to use after a change of the configuration: old, if it divides the same bucket in the
+// same way; otherwise d.
 func (d *division) continues(old *division) *division {
 	if d == nil || old == nil || !d.flows.Equal(old.flows) || d.pooled != old.pooled || !d.pooled && d.about != old.about {
 		return d
@@ -53,8 +53,8 @@ func (d *division) continues(old *division) *division {
 	return old
 }
 
-// follow has the division of a pool's bucket go by the terms in force at an instant of the server's clock, in an era.
-// It reports false if there is nothing to divide.
+// follow makes the division of a pool's bucket use the terms that are in force in an era, at an instant of the server's
+// clock. It returns false if the rate is 0, so that there is nothing to divide.
 func (d *division) follow(t *policy.Terms, era, now int64) bool {
 	tokens := t.Tokens
 	if t.Granted(era, now) {
@@ -72,9 +72,10 @@ func (d *division) follow(t *policy.Terms, era, now int64) bool {
 	return true
 }
 
-// apply applies the reply to a plan that came with a refill at an instant of the server's clock. If it was not written,
-// another replica wrote the last one or the plan was lost: then the next one lists all flows, by the demand that this
-// replica knows. Of replicas that win refills in turn none would know enough otherwise.
+// apply applies the reply to a plan that was sent after a refill, at an instant of the server's clock. The plan may not
+// have been written, because another replica wrote the last one, or because the plan in Redis was lost. Then the next
+// plan lists all flows, by the demand that this replica knows. Otherwise replicas that win refills in turn could never
+// write a plan.
 func (d *division) apply(version policy.Version, at int64, r *lua.PlanResult) {
 	d.err = r.Err
 	if r.Err != nil || r.Stale {
@@ -122,8 +123,8 @@ func (t *trip) plan(ctx context.Context, s store) {
 	}
 }
 
-// planned reports whether a plan goes with a refill under the terms: it wrote, and they are in force, or, of a pool's
-// bucket, some of the pool.
+// planned reports whether a plan is to be sent after a refill. The refill must have written, and the terms of the call
+// must be in force. For a pool's bucket it is enough that terms of a pool are in force.
 func (d *division) planned(terms *policy.Terms, r *lua.RefillResult) bool {
 	if r.Err != nil || !r.Status.Wrote() || terms == nil {
 		return false
@@ -134,8 +135,8 @@ func (d *division) planned(terms *policy.Terms, r *lua.RefillResult) bool {
 	return !r.Differs && r.Fence == terms.Fence
 }
 
-// warnUndivided logs that a bucket can't be divided among its flows, once until it can; undivided is whether that was
-// so and is.
+// warnUndivided adds a warning if a bucket can't be divided among its flows. undivided reports whether the last attempt
+// failed; then the warning was given already.
 func warnUndivided(to *notices, key string, d *division, undivided *bool) {
 	failed := d != nil && d.err != nil && ownFault(d.err)
 	if failed && !*undivided {

@@ -8,15 +8,15 @@ import (
 	"github.com/tokenrefill/refiller/refill/flow"
 )
 
-// FlowsRead is what a replica has read of a bucket's flows with one of its refills. The replica that wins a refill
-// reads what was asked for since any replica last read it, so nothing is read twice.
+// FlowsRead is the demand of a bucket's flows that a replica has read after one of its refills. It covers the time
+// since any replica last read the demand, so no demand is read twice.
 type FlowsRead struct {
-	Covered time.Duration // the time in which it was asked for, above 0
+	Covered time.Duration // the time in which the demand was counted, above 0
 	Flows   []FlowUse     // in no order
 	flow.Summary
 }
 
-// FlowUse is what a flow asked for.
+// FlowUse is the demand of one flow.
 type FlowUse struct {
 	Name   string // the name of a team, with a slash at its end, for its flows that are counted together
 	Asked  int64  // tokens, taken or denied

@@ -2,8 +2,8 @@ package refill
 
 import "github.com/hashicorp/go-hclog"
 
-// notices are the log lines about a batch. Buckets with the same news share a line,
-// because a hundred thousand may have them at once.
+// notices are the log lines about a batch. Buckets with the same message share a line, because there may be a hundred
+// thousand of them at once.
 type notices []notice
 
 type notice struct {

@@ -17,31 +17,31 @@ const (
 	silent                   // the leader has stopped: race
 )
 
-// Multiples of the pulse's interval since its last beat. By the waiting rule
-// the first refill comes half an interval after the call that reads the index,
-// so a standby that reads it at lateAfter refills two intervals after the last beat.
+// Times since the last beat of the pulse, in intervals. By the waiting rule (nextCall), a replica's first refill comes
+// half an interval after the call that reads the index. So a standby that reads the indexes at lateAfter refills two
+// intervals after the last beat.
 const (
 	lateAfter   = 3 / 2.0
 	silentAfter = 2.0
 )
 
-// pulse is one master's sign of life of the leader: a bucket that the leader
-// alone refills, every interval, and that the standbys read.
+// pulse is the leader's sign of life on one master: a bucket that only the leader refills, once in each interval, and
+// that the standbys read.
 type pulse struct {
 	beat    *bucket // the pulse as the leader's bucket
 	rng     *rand.Rand
 	peekDue time.Time // when a standby reads it next; zero for the leader
 
-	version policy.Version // as of the last reading
-	changed time.Time      // our time of the last beat; before the first one, of the first reading
-	peeked  time.Time      // the last reading
+	version policy.Version // of the last reading
+	changed time.Time      // when the last beat was, by our clock; before the first beat, when the first reading was
+	peeked  time.Time      // when the last reading was
 	jitter  time.Duration  // spreads the standbys over time, drawn anew for each silence
 	state   beatState
 
 	asked      bool // a call about it is under way
 	older      bool // the leader's configuration is older than this replica's
-	withheld   bool // this leader's configuration is outdated, so it gives no sign of life
-	unreadable bool // the key holds something else, or is forbidden to us
+	withheld   bool // this leader's configuration is outdated, so it doesn't refill the pulse
+	unreadable bool // the key holds something else, or the server forbids it to us
 }
 
 func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand) *pulse {
@@ -63,8 +63,8 @@ func (p *pulse) due() time.Time {
 // isRead reports whether this replica reads the pulse, as a standby does.
 func (p *pulse) isRead() bool { return !p.peekDue.IsZero() }
 
-// assume changes the role. A new leader beats at once; a new standby listens
-// afresh, which gives a successor two intervals.
+// assume changes the role. A new leader refills the pulse at once. A new standby counts the silence from now on, which
+// gives the next leader two intervals.
 func (p *pulse) assume(leading bool, now time.Time) {
 	p.state = beating
 	p.older = false
@@ -89,8 +89,8 @@ func (p *pulse) applyMissing(replied time.Time) {
 func (p *pulse) apply(reply lua.PeekReply, sent, replied time.Time) {
 	first := p.changed.IsZero()
 	if first || reply.Version != p.version {
-		// The age of the beat comes from the server's clock. Our clock limits it:
-		// a new beat came after the reading before.
+		// The age of the beat is computed by the server's clock. By our clock it is limited, because a new beat came after
+		// the reading before.
 		most := time.Duration(silentAfter * float64(p.beat.interval))
 		if !first {
 			most = replied.Sub(p.peeked)

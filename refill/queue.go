@@ -5,12 +5,11 @@ import (
 	"time"
 )
 
-// queue is a heap of buckets by due time; those due at once follow by slot, so
-// that the ones that can share a script call are next to each other.
+// queue is a heap of buckets by the time at which they are due. Buckets that are due at the same time are ordered by
+// slot, so that those that can share a script call are next to each other.
 //
-// An entry copies the fields that order it, since a hundred thousand buckets are not in
-// the processor's caches. A caller that changes when buckets in the queue are due has
-// to call order.
+// An entry copies the fields that order it, since a hundred thousand buckets don't fit into the processor's caches. A
+// caller that changes the due times of buckets in the queue has to call order.
 type queue []queued
 
 type queued struct {
@@ -21,7 +20,7 @@ type queued struct {
 
 func entryOf(b *bucket) queued { return queued{b.due, b.slot, b} }
 
-// order makes a heap of the entries, by when their buckets are due.
+// order makes a heap of the entries again, after the due times of their buckets have changed.
 func (q *queue) order() {
 	for i, entry := range *q {
 		(*q)[i] = entryOf(entry.bucket)

@@ -24,17 +24,20 @@ const topologyInterval = 5 * time.Second
 //
 // # Load on Redis
 //
-// A worker for each master has one call under way, two where it is behind. Where slots allow, buckets share script
-// calls; a call takes as many as the server is seen to settle in a quarter of a millisecond, 50 at most. A batch
-// takes as many as keep the server busy for a tenth of the timeout, and half as many after each one that was not
-// answered: what comes due meanwhile waits here, and its credit isn't lost.
+// There is a worker for each master. It has one call under way, or two if it is behind. Buckets share script calls, on
+// a Cluster those of one slot. A script call has as many buckets as the server refills in a quarter of a millisecond,
+// by recent measurements, and at most 50. A batch has as many as keep the server busy for a tenth of the timeout. After
+// each batch that was not answered, the next one has half as many. Buckets that fall due meanwhile wait, and their
+// credit isn't lost.
 //
 // # Failures
 //
-// A call that is refused because of one bad bucket is made again one by one, and that bucket is retried ever more
-// slowly. While Redis is unavailable the buckets on that master wait with growing, jittered delays; then the credit of
-// the gap is added, up to the policy's cap. A state that was lost, rolled back or whose clock stepped back is
-// recognised by the script (see policy.Status) and reported once.
+//   - A script call that is refused because of one bad bucket is repeated for each of its buckets. The bad bucket is
+//     tried again with growing delays.
+//   - While Redis is unavailable, the buckets on that master wait with growing, jittered delays. Then the credit of the
+//     gap is added, up to the policy's cap.
+//   - The script detects a state that was lost or rolled back, and a clock that stepped back (see policy.Status). The
+//     replica reports it once.
 type Refiller struct {
 	cfg   Config
 	store store
@@ -48,7 +51,7 @@ type Refiller struct {
 	buckets   []Bucket
 	templates *policy.Templates
 	version   int64
-	pooled    map[string]*pooledTerms // of the pooled ones of buckets
+	pooled    map[string]*pooledTerms // of those of buckets that are pooled
 	running   bool
 	leading   bool
 	epoch     int64
@@ -86,8 +89,8 @@ func newRefiller(cfg Config, s store) *Refiller {
 	return r
 }
 
-// configure replaces the configuration. It is called with the lock held, once r is shared. Pools that stay keep their
-// terms, and templates that stay keep their counts.
+// configure replaces the configuration. If r is shared already, it is called with the lock held. Pools that stay keep
+// their terms, and templates that stay keep their counts.
 func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, version int64) {
 	earlier := r.templates
 	before := r.buckets
@@ -107,8 +110,7 @@ func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, vers
 	}
 }
 
-// Run refills until ctx ends, and returns nil then. It returns only after its
-// goroutines have.
+// Run refills until ctx ends, and then returns nil. All its goroutines have ended when it returns.
 func (r *Refiller) Run(ctx context.Context) error {
 	r.mu.Lock()
 	if r.running {
@@ -146,8 +148,8 @@ func (r *Refiller) Run(ctx context.Context) error {
 	return nil
 }
 
-// work refills on the masters until ctx ends, the buckets change or the
-// masters do; it returns the masters to go on with.
+// work refills on the masters until ctx ends, the buckets change or the masters change. It returns the masters with
+// which to continue.
 func (r *Refiller) work(ctx context.Context, masters []master) []master {
 	workers := r.assign(masters)
 	stop := make(chan struct{})
@@ -188,19 +190,20 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 }
 
 // Update puts other buckets, other templates and a later version of the configuration in force. Each bucket changes
-// with its next call, which comes at once, from a standby too. A template's bucket changes with its next refill.
+// with its next call, which comes at once, even from a standby. A template's bucket changes with its next refill.
 // Removed buckets are no longer refilled. An error leaves everything as it was.
 //
-// The policies of the latest version that a living
-// replica has are in force within a second, or two refill intervals if that is longer, whichever replica leads:
+// The policies of the latest version that a living replica has are in force within a second, or two refill intervals if
+// that is longer. It doesn't matter which replica leads:
 //
-//   - Every replica, a standby too, brings a later version to the server with one call per bucket.
+//   - Every replica, even a standby, sends a later version to the server with one call per bucket.
 //   - If the server reports a later version for a bucket, the replica stops sending its policy and does not create the
 //     bucket. Otherwise it would restore an earlier policy after a loss. If the bucket is stepped, only replicas that
 //     know the schedule refill it. This ends when the replica's own file reaches that version.
 //   - A leader to which a later version was reported, by the server or by [Refiller.RecordVersion], stops its pulse.
 //     Then the standbys race.
-//   - A standby races while the pulse is of an earlier version than its own: the leader has not got the later file.
+//   - A standby races while the pulse is of an earlier version than its own, because the leader doesn't have the later
+//     file then.
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err
@@ -215,9 +218,9 @@ func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version
 	return nil
 }
 
-// RecordTemplates records the templates of an earlier configuration, such as the published ones that this replica's
-// replaced. Buckets of theirs that aren't full are refilled under the template that matches them now. Update records
-// those that it replaces by itself.
+// RecordTemplates records the templates of an earlier configuration, such as those that were published before this
+// replica's. Buckets of those templates that aren't full are refilled under the template that matches them now. Update
+// calls RecordTemplates for the templates that it replaces.
 func (r *Refiller) RecordTemplates(earlier *policy.Templates) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -225,9 +228,9 @@ func (r *Refiller) RecordTemplates(earlier *policy.Templates) {
 	timing.Signal(r.update)
 }
 
-// RecordVersion records that a version of the configuration is in use elsewhere, such as that of the published
-// templates. A leader whose own version is lower stops its pulse, so that replicas with a later file race, until Update
-// has brought it that version.
+// RecordVersion records that a version of the configuration is in use elsewhere, for example in the published
+// templates. A leader whose own version is lower stops its pulse, so that replicas with a later file race. It resumes
+// the pulse when Update has given it that version.
 func (r *Refiller) RecordVersion(version int64) {
 	for {
 		latest := r.published.Load()
@@ -237,9 +240,8 @@ func (r *Refiller) RecordVersion(version int64) {
 	}
 }
 
-// SetTerms gives a pooled bucket its terms from the next call on. Terms whose
-// fence is older than that of the present ones are ignored: a grant never goes
-// back.
+// SetTerms sets the terms of a pooled bucket from its next call on. Terms whose fence is older than that of the present
+// terms are ignored, so that an older grant never replaces a later one.
 func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -254,10 +256,9 @@ func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 	return nil
 }
 
-// Lead makes this replica the one that refills until ctx ends, under the epoch
-// of its term. Then it refills once more the buckets that will be due soon, which
-// gives a successor time to read the indexes, and returns ctx's cause once no call
-// made as the leader is under way. Only elected mode has leaders.
+// Lead makes this replica the leader, under the epoch of its term, until ctx ends. Then it refills once more the
+// buckets that will be due soon, which gives a successor time to read the indexes. It returns the cause of ctx when all
+// calls that it made as the leader have ended. Lead needs elected mode.
 func (r *Refiller) Lead(ctx context.Context, epoch int64) error {
 	if !r.cfg.Elected {
 		return fmt.Errorf("%w: Lead needs Elected", ErrConfig)

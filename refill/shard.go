@@ -12,19 +12,19 @@ import (
 // shard is one shard of a template's active set. It belongs to a worker's goroutine.
 type shard struct {
 	lua.Shard
-	template  *policy.CompiledTemplate // nil: an earlier one's; the shard is only read, for names to move to others
-	templates *policy.Templates        // the present ones
+	template  *policy.CompiledTemplate // nil if the template is an earlier one: then names are only moved to other shards
+	templates *policy.Templates        // the present templates
 	interval  time.Duration
-	bySlot    bool // a Cluster: buckets of a slot are refilled one after the other, so that they share script calls
+	bySlot    bool // on a Cluster: buckets are refilled in the order of their slots, so that they share script calls
 
 	members *members     // nil unless this replica refills the shard and it has or had buckets
 	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
 	failed  bool         // the shard's fault was logged
 
-	arrivals []string // buckets that had policies of their own and are the template's now; to be put into the shard
+	arrivals []string // buckets that were configured before and are the template's now; to be put into the shard
 }
 
-// enter has the replica refill the shard from now on.
+// enter makes the replica refill the shard from now on.
 func (s *shard) enter(now time.Time) {
 	s.members = &members{of: s, due: now, entries: map[string]*entry{}}
 }
@@ -44,8 +44,8 @@ func (s *shard) begin(count int64, now time.Time) {
 	}
 }
 
-// home returns the refilled template of a name in the shard; nil if the name is no bucket's of one, or not of a shard
-// with this number. Other goroutines may call it.
+// home returns the refilled template of a name in the shard. It returns nil if the name is not that of a bucket of such
+// a template, or belongs to a shard with another number. Other goroutines may call it.
 func (s *shard) home(name string) *policy.CompiledTemplate {
 	if lua.CheckKey(name) != nil || lua.ActiveShard(name) != s.Number {
 		return nil
@@ -63,8 +63,8 @@ type sortedNames struct {
 	foreign []string            // no buckets of templates
 }
 
-// sort sorts names in the shard. A shard of an earlier template keeps what no present one takes over: a later
-// configuration may have that template again.
+// sort sorts names that were read from the shard. If the shard is of an earlier template, it keeps the names that match
+// no present template, because a later configuration may have that template again.
 func (s *shard) sort(names []string) sortedNames {
 	sorted := sortedNames{moved: map[string][]string{}}
 	for _, name := range names {
@@ -83,18 +83,19 @@ func (s *shard) sort(names []string) sortedNames {
 
 // members are the buckets in a shard that this replica refills.
 //
-// It goes over them in rounds, two in an interval. A bucket is refilled in every other round; the rounds in between
-// are for new buckets. Where rounds take longer, a bucket is refilled in each. A bucket that enters is found within
-// half an interval. Its first call reads its index, and the second, half an interval later, refills it.
+// The replica goes over them in rounds, two in an interval. A bucket is refilled in every second round. The rounds in
+// between are for new buckets: a new bucket is found within half an interval, its first call reads its index, and the
+// second call, half an interval later, refills it. If rounds take longer than half an interval, a bucket is refilled in
+// each of them.
 type members struct {
 	of    *shard
-	due   time.Time // when the present round was due, or the next one is
-	empty time.Time // since when there have been none; zero if there are
+	due   time.Time // when the present round was due; between two rounds, when the next one is due
+	empty time.Time // since when the shard has been empty; zero if it isn't
 
 	round    int64 // number of the present or last round
 	entries  map[string]*entry
 	order    []*entry // entries, and some that have left, in the order in which they came; by slot, if bySlot
-	work     []*entry // of the present round, not called yet
+	work     []*entry // entries of the present round for which no call was made yet
 	underWay int      // calls of the present round
 	reading  bool     // the round reads the names
 	cursor   uint64
@@ -106,10 +107,10 @@ type entry struct {
 	key      string
 	slot     int // if bySlot
 	version  policy.Version
-	state    lua.Seen // goes with version
+	state    lua.Seen // of the same reply as version
 	round    int64    // of the next call
 	seen     int64    // the last round in which its name was read
-	failures int      // in a row, the bucket's own
+	failures int      // in a row, because of the bucket itself
 	left     bool
 	unswept  bool // its reservations could not be ended
 
@@ -118,7 +119,8 @@ type entry struct {
 	undivided bool                     // its plan could not be written
 }
 
-// divide has the bucket divided as in a template. It keeps what is known of the flows if that doesn't change it.
+// divide sets the division of the bucket to that of a template. It keeps the division if the template divides the
+// bucket in the same way as the one before.
 func (e *entry) divide(t *policy.CompiledTemplate) {
 	if e.template == t {
 		return
@@ -127,12 +129,11 @@ func (e *entry) divide(t *policy.CompiledTemplate) {
 	e.division = newDivision(t.Policy, &t.Terms).continues(e.division)
 }
 
-// linger is for how many intervals a replica still reads a shard that has become
-// empty.
+// linger is the number of intervals for which a replica still reads a shard that has become empty.
 const linger = 10
 
 // resume continues with the members under another worker, perhaps with another refill interval. It drops buckets that
-// now have a policy of their own or belong to another template: of two policies under one version the first stays.
+// are configured now or belong to another template. Otherwise two policies would be sent for them under one version.
 func (m *members) resume(now time.Time) {
 	m.due = now
 	m.reading = false
@@ -147,10 +148,10 @@ func (m *members) resume(now time.Time) {
 // working reports whether a round is under way.
 func (m *members) working() bool { return m.reading || len(m.work) > 0 || m.underWay > 0 }
 
-// ready reports whether a call can be made once it is due: a round may only wait for answers.
+// ready reports whether a call can be made when it is due. It returns false if the round only waits for answers.
 func (m *members) ready() bool { return !m.asked && (m.underWay == 0 || len(m.work) > 0) }
 
-// begin begins a round in which there are count of them.
+// begin begins a round. count is the number of names in the shard.
 func (m *members) begin(count int64, now time.Time) {
 	m.round++
 	if count == 0 {
@@ -163,16 +164,16 @@ func (m *members) begin(count int64, now time.Time) {
 		return
 	}
 	m.empty = time.Time{}
-	// If the shard holds as many names as are known, they are taken to be the same. A known bucket that is no longer in
-	// the shard leaves with its next refill, and then the numbers differ.
+	// If the shard holds as many names as this replica knows, it assumes that they are the same, and doesn't read them. If
+	// a known bucket is no longer in the shard, its next refill drops it, and then the numbers differ.
 	m.reading, m.cursor = count != int64(len(m.entries)), 0
 	if !m.reading {
 		m.collect(now)
 	}
 }
 
-// end sets when the next round is due, if this one is over. A late round doesn't make the next ones late, unless the
-// worker is behind by more than an interval.
+// end sets when the next round is due, if the present one is over. The next round is due half an interval after the
+// present one was due, even if that was late, unless the worker is behind by more than an interval.
 func (m *members) end(now time.Time) {
 	if m.working() {
 		return
@@ -212,7 +213,7 @@ func (m *members) read(names []string, next uint64, now time.Time) {
 	}
 }
 
-// collect makes the round's work, of names that could be read.
+// collect sets the round's work, after the names were read.
 func (m *members) collect(now time.Time) {
 	m.of.failed = false
 	kept := m.order[:0]
@@ -237,8 +238,9 @@ func (m *members) drop(e *entry) {
 	}
 }
 
-// take takes up to most entries off the work, for a call. On a Cluster a shard may name buckets of another master than
-// its own: they go in calls without those on its own, which don't wait for that master then.
+// take removes up to most entries from the work, for a call. On a Cluster a shard may have buckets on another master
+// than its own. Such buckets don't share a call with buckets on the shard's master, which would have to wait for the
+// other master.
 func (m *members) take(most int, own master) []*entry {
 	n := min(most, len(m.work))
 	first := own.owns(m.work[0].slot)

@@ -8,24 +8,21 @@ import (
 )
 
 const (
-	// scriptBudget is how long a script call of ordinary buckets may hold up its
-	// server. One whose buckets all need the script's complete rules, as after a
-	// change of policies, may take four times as long, 1 ms.
+	// scriptBudget is the time for which a script call may block its server, if its buckets are in the state that the
+	// caller remembers. If all of them need the script's complete rules, as after a change of policies, the call may take
+	// four times as long, 1 ms.
 	scriptBudget = 250 * time.Microsecond
-	// firstPerCall is how many buckets share a script call until the server's
-	// speed is known, maxPerCall the most that ever do: beyond it the server
-	// gains nothing.
+	// firstPerCall is the number of buckets that share a script call before the server's speed is known. maxPerCall is the
+	// highest number. With more buckets the server would gain nothing.
 	firstPerCall = 20
 	maxPerCall   = 50
-	// batchShare is the part of a batch's timeout that the server may be busy
-	// with it.
+	// batchShare divides the timeout of a batch: a batch may keep the server busy for that part of it.
 	batchShare = 10
 )
 
-// sizes limit the script calls to one server, so that no call blocks it for long, and
-// the batches, so that a slow server answers in time. Every reply has the server's
-// clock at the beginning of its script call. So a batch shows how long each of its
-// calls took, whatever the network does.
+// sizes limits the script calls to one server, so that no call blocks it for long. It also limits the batches, so that
+// a slow server answers in time. Every reply has the server's time at the beginning of its script call. So the replies
+// to a batch show how long each of its calls took, however slow the network is.
 type sizes struct {
 	most    int           // buckets in a batch
 	timeout time.Duration // of a batch
@@ -53,8 +50,8 @@ func (s *sizes) batch() int {
 	return min(s.limit, int(max(s.timeout/batchShare/s.cost, 1)))
 }
 
-// failed records that a batch of n buckets got no reply, and halves the next one: the
-// server may have been too slow for it.
+// failed records that a batch of n buckets got no reply. The next batch has half as many buckets, because the server
+// may have been too slow.
 func (s *sizes) failed(n int) { s.limit = max(1, min(s.limit, n)/2) }
 
 // answered applies the replies to a batch.
@@ -66,13 +63,13 @@ func (s *sizes) answered(results []lua.RefillResult) {
 	case s.cost == 0:
 		s.cost = cost
 	default:
-		// A server that was not scheduled for a moment isn't a slow one.
+		// One measurement changes the cost by a limited amount, because the server may only have lacked processor time.
 		s.cost += (min(max(cost, s.cost/2), 2*s.cost) - s.cost) / 4
 	}
 }
 
-// costOf returns the median time per bucket of the batch's script calls, 0 if there
-// was but one. The buckets of one call have the same time.
+// costOf returns the median time per bucket of the batch's script calls; 0 if there was only one call. The buckets of
+// one call have the same time.
 func costOf(results []lua.RefillResult) time.Duration {
 	var costs []time.Duration
 	from := 0

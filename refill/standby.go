@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// assume changes the role, once nothing is under way any more under the old one.
+// assume changes the role. It waits until no call of the old role is under way.
 func (w *worker) assume(leading bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -31,9 +31,9 @@ func (w *worker) assume(leading bool) {
 	w.timer.Reset(0)
 }
 
-// handOver refills once more, at the end of a term, what was refilled half an interval ago or longer, the pulse too. A
-// successor first reads the indexes and then waits half an interval: it is in time if no refill is due sooner. Buckets
-// that aren't refilled within half an interval are left to the successor.
+// handOver refills once more, at the end of a term, the pulse and the buckets that are due within half an interval. A
+// successor first reads the indexes and then waits half an interval. So it is in time if no refill is due sooner.
+// Buckets that handOver can't refill within half an interval are left to the successor.
 func (w *worker) handOver() {
 	now := time.Now()
 	hurry := func(b *bucket) {
@@ -76,7 +76,8 @@ func (w *worker) withhold() {
 		"version", w.version, "latest", max(w.latest, w.r.published.Load()))
 }
 
-// listen reads the pulse. When it is late, every bucket is due at once: its first call only reads the index.
+// listen returns a call that reads the pulse. When the pulse is late, every bucket is due at once, and its first call
+// only reads the index.
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
 	within := w.timeout()
@@ -95,7 +96,7 @@ func (w *worker) listen(ctx context.Context) call {
 			w.answered()
 			w.applyPulse(reply, err, sent, replied)
 			if w.pulse.state == beating {
-				w.recovered() // the leader's refills do
+				w.recovered() // the server accepts the leader's refills
 			}
 		}
 	}
@@ -142,7 +143,8 @@ func (w *worker) applyPulse(reply lua.PeekReply, err error, sent, replied time.T
 	}
 }
 
-// takeUp moves the buckets that a standby announces to the buckets to refill, due at once: their refills announce them.
+// takeUp moves the buckets that a standby announces to the buckets that it refills, and makes them due at once. Their
+// refills also announce them.
 func (w *worker) takeUp(now time.Time) {
 	for _, entry := range w.announce {
 		entry.bucket.unannounced, entry.bucket.due = false, now
@@ -151,7 +153,7 @@ func (w *worker) takeUp(now time.Time) {
 	w.announce = nil
 }
 
-// standBy leaves the buckets to the leader. The standby calls again for the doubtful ones. Otherwise it would keep
+// standBy leaves the buckets to the leader. The standby still calls for doubtful buckets. Otherwise it would keep
 // reporting a fault that has passed.
 func (w *worker) standBy(now time.Time) {
 	kept := w.buckets[:0]

@@ -24,9 +24,9 @@ type Stats struct {
 	LastLag  time.Duration // time between the last two refills of the bucket refilled last
 	LastCall time.Time     // of the last answer; zero if none came yet
 	LastLoop time.Time     // when the slowest worker last checked for a due call; zero while none runs
-	Away     error         // why refills pause on a master, or on all; nil if they go on
+	Away     error         // why refills pause on a master, or on all; nil if they don't
 
-	Templates []TemplateStats // refilled ones; the counts above are without them
+	Templates []TemplateStats // of the refilled templates; the counts above don't include them
 }
 
 // LagBounds are the upper bounds of TemplateStats.Lag.
@@ -37,21 +37,20 @@ var LagBounds = []time.Duration{
 	5 * time.Second, 10 * time.Second,
 }
 
-// TemplateStats counts what this replica's calls for the buckets of one refilled
-// template did since it started.
+// TemplateStats counts what this replica's calls for the buckets of one refilled template have done since it started.
 type TemplateStats struct {
 	Prefix  string
 	Shards  int                     // of the active set that this replica refills
-	Active  int64                   // buckets in those shards at their last rounds: over all replicas, those not full
+	Active  int64                   // buckets in those shards at their last rounds
 	Calls   map[policy.Status]int64 // answers by status
 	Errors  int64                   // calls without an answer
 	Faults  int64                   // calls for buckets that are forbidden or that make the script fail
-	Left    int64                   // buckets that left the active set, because they were full or none
+	Left    int64                   // names that left the active set: buckets that were full, and names of no bucket
 	Added   int64
 	Clamped int64
-	// Lag counts the refills by how much later than one refill interval after the
-	// refill before they came, or after the take that left the bucket less than full:
-	// up to each of LagBounds, and beyond them all.
+	// Lag counts the refills by their delay: in element i those with a delay up to LagBounds[i], and in the last element
+	// the others. The delay is the time since the refill before, or since the take that left the bucket less than full,
+	// less one refill interval.
 	Lag    []int64
 	LagSum time.Duration
 }

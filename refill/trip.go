@@ -22,7 +22,7 @@ type trip struct {
 // refillFunc refills buckets, perCall of them in a script call: see store.
 type refillFunc func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
 
-// newTrip makes room for n calls, in a trip that has ended if there is one.
+// newTrip returns a trip with room for n calls. It uses a trip that has ended again, if there is one.
 func (w *worker) newTrip(n, perCall int) *trip {
 	t := &trip{}
 	if last := len(w.ended) - 1; last >= 0 {
@@ -33,8 +33,8 @@ func (w *worker) newTrip(n, perCall int) *trip {
 }
 
 // run makes the round trip through refill. Each of its calls may take as long as within. If a script call fails
-// half-way, its buckets are called again one by one; the index keeps a bucket that was already refilled from a second
-// refill.
+// half-way, run calls the script for each of its buckets. A bucket that was refilled already is not refilled again,
+// because its index has changed.
 func (t *trip) run(ctx context.Context, within time.Duration, store store, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -71,7 +71,7 @@ func (t *trip) serverError() (err error) {
 	return err
 }
 
-// ownFault reports whether an error is the bucket's, not its server's.
+// ownFault reports whether the cause of an error is the bucket, and not its server.
 func ownFault(err error) bool {
 	return errors.Is(err, lua.ErrMalformedBucket) || errors.Is(err, lua.ErrBadReply) || lua.Refuses(err)
 }
@@ -80,8 +80,8 @@ const (
 	// sweptOfBucket is the most records of a bucket that one script call ends, so that no call holds the server up for
 	// long.
 	sweptOfBucket = 100
-	// sweptAtOnce is the most records that one round trip ends, if no more buckets have any: a server runs a pipeline
-	// in one go.
+	// sweptAtOnce is the most records that one round trip ends, as long as each bucket ends at least one. A server runs
+	// all commands of a pipeline one after the other.
 	sweptAtOnce = 1000
 )
 

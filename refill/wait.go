@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// jitter delays the replicas that don't hold the index, so that they call after the
-// one that does, and not all at once.
+// jitter returns a delay for replicas that did not win the last refill. So they call after the replica that did, and
+// not all at once.
 func jitter(interval time.Duration, rng *rand.Rand) time.Duration {
 	return timing.Between(rng.Float64, interval/20, interval/20+interval/10)
 }
@@ -22,8 +22,7 @@ func nextCall(o policy.Outcome, interval time.Duration, rng *rand.Rand) time.Dur
 	if !o.Status.Wrote() {
 		wait += jitter(interval, rng)
 	}
-	// A clock that stepped back leaves last in the future; the script ends that
-	// within one call.
+	// If the server's clock stepped back, the last refill is in the future. The script corrects that with the next call.
 	return min(max(wait, interval/2), 2*interval)
 }
 
@@ -31,13 +30,12 @@ func nextCall(o policy.Outcome, interval time.Duration, rng *rand.Rand) time.Dur
 const (
 	minBackoff = 20 * time.Millisecond
 	maxBackoff = time.Second
-	// maxBucketBackoff is for a bucket that fails by itself: nothing but an
-	// operator mends it.
+	// maxBucketBackoff is for a bucket that fails because of itself. Only an operator can repair it.
 	maxBucketBackoff = 5 * time.Second
 )
 
-// backoff returns the delay after n failures in a row, n ≥ 1: doubling from
-// minBackoff to most, of which the upper half is random.
+// backoff returns the delay after n failures in a row, n ≥ 1. It doubles with each failure, from minBackoff up to most.
+// Half of it is random.
 func backoff(n int, most time.Duration, rng *rand.Rand) time.Duration {
 	d := timing.Doubled(minBackoff, n-1, most)
 	return timing.Between(rng.Float64, d/2, d)

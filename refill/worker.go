@@ -24,7 +24,7 @@ type worker struct {
 	changed  *sync.Cond  // a reply was applied, or the worker is over
 	timer    *time.Timer // ends the wait of a goroutine that makes no call
 	buckets  queue       // by due time, whether this replica refills them or not
-	announce queue       // of a standby, not in buckets: the server may have other terms or none in force
+	announce queue       // of a standby, buckets that are not in buckets: the server may not have our terms of them
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
@@ -33,23 +33,23 @@ type worker struct {
 	leading  bool
 	underWay int     // calls
 	paused   bool    // no call is to be made
-	over     bool    // nor ever again
-	setsNext bool    // the next call is for the active sets, if one is due: they and the buckets take turns
+	over     bool    // no call will ever be made again
+	setsNext bool    // the next call is for the active sets, if one is due: the sets and the buckets take turns
 	ended    []*trip // to be used again
 
 	failures int           // calls in a row that the server failed
 	trip     time.Duration // a round trip to the server; 0 before the first answer
-	refused  bool          // refills were among them
-	rest     time.Time     // nothing is sent before, since the server failed
+	refused  bool          // refills were among these calls
+	rest     time.Time     // no call is sent before this time, after a failed call
 	silent   bool          // no refill was answered since the last failed call
-	back     time.Time     // when the server answered refills again; zero if it never failed a call
+	back     time.Time     // when the server answered refills again; zero if no call has ever failed
 }
 
 const (
-	// maxUnderWay is how many calls are under way at most. The second one is made while the server works on the first,
-	// and only where the worker is behind and the server answers: takes of consumers wait for both.
+	// maxUnderWay is the most calls that are under way. The second one is made only if the worker is behind and the server
+	// answers, because takes of consumers wait for both calls.
 	maxUnderWay = 2
-	// behindAfter is the part of a refill interval after which a worker is behind with what is due.
+	// behindAfter divides the refill interval: after that part of it a worker is behind with a call that is due.
 	behindAfter = 20
 	// maxIdle bounds the time between two checks for a due call. Otherwise a worker that hangs would look like one that
 	// waits.
@@ -180,8 +180,8 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 // connecting is how many times the timeout a call may take at most.
 const connecting = 4
 
-// tripsOfCall is how many round trips a call may need: it may have to open a connection, read a Cluster's slots and
-// load a script. Otherwise calls to a server far away would always time out.
+// tripsOfCall is the number of round trips for which a call has time: it may have to open a connection, read a
+// Cluster's slots and load a script. With less time, calls to a server far away would always time out.
 const tripsOfCall = 10
 
 // timeout returns the time for the next call. The time of the round trips is added to the configured timeout. The sum
@@ -214,8 +214,8 @@ func (w *worker) failed(ctx context.Context, err error) {
 	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
 }
 
-// pauseMessage returns the log message for the error of a failed call. A server that answers with an error, such as
-// READONLY, OOM or NOAUTH, is reachable: its operator has to search for another cause than if it did not answer.
+// pauseMessage returns the log message for the error of a failed call. It distinguishes a server that answers with an
+// error, such as READONLY, OOM or NOAUTH, from one that doesn't answer, because the causes are different.
 func pauseMessage(err error) string {
 	var reply redis.Error
 	if errors.As(err, &reply) {
@@ -249,8 +249,8 @@ func (w *worker) refilled(t *trip) {
 	w.answered()
 }
 
-// answered records that the server answered a read. This does not end an outage of refills: a server without memory
-// answers reads.
+// answered records that the server answered a read. If refills were refused, that doesn't end their outage, because a
+// server without memory still answers reads.
 func (w *worker) answered() {
 	if !w.refused {
 		w.recovered()
