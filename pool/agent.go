@@ -20,20 +20,20 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Refiller keeps the pools' buckets of its region full under the terms that it
-// is given. refill.Refiller is one, with pooled buckets.
+// Refiller keeps the pools' buckets of its region full under the terms that SetTerms sets. A refill.Refiller with
+// pooled buckets is one.
 type Refiller interface {
 	SetTerms(key string, t policy.Terms) error
 }
 
 // AgentConfig is what an Agent needs.
 type AgentConfig struct {
-	Client   *clientv3.Client      // stays the caller's
+	Client   *clientv3.Client      // the caller closes it
 	Prefix   string                // of the pools' keys, without a slash at the end
-	Redis    redis.UniversalClient // of the region; stays the caller's
+	Redis    redis.UniversalClient // of the region; the caller closes it
 	Refiller Refiller              // may be nil
 	Region   string
-	Identity string // names the agent to people
+	Identity string // names the agent for people
 	Settings Settings
 	Timing   Timing
 	Logger   hclog.Logger // nil means a default one named refiller.pool
@@ -53,20 +53,19 @@ type Agent struct {
 	now              func() time.Time // our monotonic clock; tests replace it, as they do raw
 	raw              func() time.Time // a clock that isn't slewed, for the watchdog
 	changed          chan struct{}    // holds one token when the settings have changed
-	rewound          chan struct{}    // holds one token when etcd's history isn't the one that is followed
+	rewound          chan struct{}    // holds one token when etcd was restored, so that its history is another one
 
 	mu       sync.Mutex
 	settings Settings
-	newest   Settings // the latest read from etcd, which may hold older ones after it was restored
+	newest   Settings // the latest that were read from etcd; after a restore, etcd may have older ones
 	state    AgentState
-	revision int64 // the highest that was read from etcd in the history that is followed
-
-	// Of the goroutine in Run:
+	revision int64 // the highest revision that was read from etcd in its present history
+	// The following fields belong to the goroutine in Run.
 	named    map[string]bool // pools that etcd's settings name for the region
 	shared   map[string]bool // pools that the region's share names
 	known    map[string]*bucket
-	reported report    // the last that is known to be in etcd
-	loaded   bool      // all that concerns the region has been read from etcd
+	reported report    // the last report that is known to be in etcd
+	loaded   bool      // all keys that concern the region have been read from etcd
 	since    time.Time // when reported was recorded
 	polled   time.Time // when Redis was last polled
 	// unavailable is true while Redis doesn't answer, and cut while etcd doesn't.
@@ -76,20 +75,20 @@ type Agent struct {
 
 // bucket is what an agent knows of the region's bucket of one pool.
 type bucket struct {
-	terms   policy.Terms // the newest known
-	offered bool         // there are such
+	terms   policy.Terms // the newest terms that the agent knows
+	offered bool         // terms is set
 	open    bool         // the pool lends more than floors
 	doubled bool         // another Redis reports under the region's name
 	demand  int64        // as the coordinator sees it, in units of the newest terms
 	fence   policy.Fence // in force when the bucket was last polled
-	// version is the latest that was read. It is kept when the server reports an older one. Otherwise the next refill
-	// would not notice that the server lost writes.
+	// version is the latest version that was read. It stays if the server reports an older one. Otherwise the next refill
+	// could not detect that the server lost writes.
 	version  policy.Version
 	watchdog watchdog
-	era      int64  // the last one read from our Redis
-	before   int64  // the one read before it
-	sample   sample // of demand, as the coordinator takes them from the reports
-	counted  ticket // with the highest usage of any
+	era      int64  // the last era that was read from our Redis
+	before   int64  // the era that was read before it
+	sample   sample // of demand, as the coordinator computes it from the reports
+	counted  ticket // the ticket with the highest usage
 }
 
 // bucket returns the record of a pool's bucket. It creates an empty one if there is none.
@@ -107,29 +106,29 @@ type AgentState struct {
 	Reports  int64 // written to etcd
 	Failures int64 // reports that could not be written
 	Voids    int64 // eras begun because a clock was wrong
-	// ClockRate is how much faster Redis' clock runs than ours, as a part of 1; below 0 it runs slower. Of several
-	// servers it is that of the clock that is off the most.
+	// ClockRate is how much faster Redis' clock runs than ours, as a part of 1. It is below 0 if Redis' clock runs slower.
+	// If there are several servers, it is the rate of the clock that deviates most.
 	ClockRate float64
 	Away      string // why Redis doesn't answer; empty while it does
 	Cut       string // why etcd doesn't answer; empty while it does
 	Conflict  bool   // other pools are in force under the version of ours
-	Outdated  int64  // the version in force if ours is lower, and so has no say; otherwise 0
-	Unread    string // why the pools in etcd can't be read, which ours don't replace; empty if they can
+	Outdated  int64  // the version in force, if it is higher than ours, so that ours has no effect; otherwise 0
+	Unread    string // why the pools in etcd can't be read, so that ours don't replace them; empty if they can
 	Shares    []Share
 }
 
 // Share is a region's part of a pool's rate as the region's own server knows it.
 type Share struct {
 	Pool      string
-	Rate      policy.Rate   // in force: the grant's while it lasts, else the floor's
-	Floor     policy.Rate   // always the region's
+	Rate      policy.Rate   // the rate in force: that of the grant while it lasts, otherwise the floor
+	Floor     policy.Rate   // the rate that is always the region's
 	Capacity  int64         // of the region's bucket
 	Tokens    int64         // in it
 	Demand    policy.Rate   // what the region could use, as the coordinator computed it for the newest grant
 	Open      bool          // the pool lends more than floors
-	Doubled   bool          // another Redis reports under the region's name, too, and gets its floor only
-	Remaining time.Duration // of the grant, on the region's clock; 0 if it is on its floor
-	Used      int64         // taken by the region's consumers up to now, as RegionStatus.Used; -1 while it isn't known
+	Doubled   bool          // another Redis reports under the region's name, too, and gets the floor only
+	Remaining time.Duration // of the grant, on the region's clock; 0 if the region has no grant
+	Used      int64         // tokens that the region's consumers took so far, as RegionStatus.Used; -1 if unknown
 }
 
 // buckets are the pools' buckets on a region's own server.
@@ -138,7 +137,7 @@ type buckets interface {
 	refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult
 }
 
-// refillsPerCall is how many buckets' terms one script call puts in force, so that it doesn't occupy the server for
+// refillsPerCall is the most buckets whose terms one script call puts in force, so that it doesn't block the server for
 // long.
 const refillsPerCall = 50
 
@@ -176,7 +175,7 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 		cfg.Logger = hclog.Default().Named("refiller.pool")
 	}
 	return &Agent{
-		// Two of a name must not take each other's reports for their own.
+		// The suffix distinguishes two agents with the same identity, so that each knows which reports are its own.
 		region: cfg.Region, identity: cfg.Identity + "#" + strconv.FormatUint(seed, 36),
 		timing: cfg.Timing, log: cfg.Logger, registry: r, buckets: b, refiller: cfg.Refiller, now: time.Now, raw: timing.Raw,
 		rng: rand.New(rand.NewPCG(seed, 2)), changed: make(chan struct{}, 1), rewound: make(chan struct{}, 1),
@@ -184,8 +183,8 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 	}
 }
 
-// Update puts other settings in force, if their version is later. They become
-// those of all regions once this agent has reached etcd.
+// Update puts other settings in force, if their version is later. They are in force in all regions when this agent has
+// written them to etcd.
 func (a *Agent) Update(s Settings) error {
 	if err := s.Validate(); err != nil {
 		return err
@@ -216,7 +215,7 @@ func (a *Agent) setState(change func(*AgentState)) {
 	change(&a.state)
 }
 
-// Run reports and applies grants until ctx ends, and returns nil then, once its goroutines have ended.
+// Run reports and applies grants until ctx ends, and then returns nil. All its goroutines have ended when it returns.
 func (a *Agent) Run(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup

@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// listen keeps up with the keys of etcd that concern this region.
+// listen follows the keys of etcd that concern this region, and sends their entries to events.
 func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 	keys := []string{configKey, shareKeys + a.region, reportKeys + a.region}
 	for failures := 0; ctx.Err() == nil; {
@@ -38,7 +38,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 	}
 }
 
-// follow reads the keys, then their changes, until something fails or the settings change.
+// follow reads the keys, and then their changes, until something fails.
 func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -56,7 +56,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 			return err
 		}
 	}
-	timing.Signal(a.changed) // ours may be later than what was read
+	timing.Signal(a.changed) // our settings may be later than those that were read
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
 	again := time.NewTicker(a.timing.Lease)
@@ -77,7 +77,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 	}
 }
 
-// inEtcd reads the settings in etcd; a revision of 0 if there are none.
+// inEtcd reads the settings in etcd. The entry has revision 0 if there are none.
 func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 	ctx, cancel := context.WithTimeout(ctx, a.timing.request())
 	defer cancel()
@@ -98,7 +98,7 @@ func (a *Agent) recheck(ctx context.Context, events chan<- entry) {
 	}
 }
 
-// allRead follows the entries that were read.
+// allRead is an entry that is sent after all entries that were read.
 var allRead = entry{}
 
 // wroteAt checks the revision of a write. It is higher than the revision that was read before the write, unless etcd
@@ -113,8 +113,9 @@ func (a *Agent) wroteAt(revision, seen int64) {
 	}
 }
 
-// propose writes the latest settings that this agent knows if those in etcd are older. They are its own, or those that
-// it read from etcd before a restore. If etcd has no settings, settings without pools aren't written.
+// propose writes the latest settings that this agent knows, if those in etcd are older. The latest settings are the
+// agent's own, or those that it read from etcd before a restore. If etcd has no settings, settings without pools aren't
+// written.
 func (a *Agent) propose(ctx context.Context) error {
 	config, err := a.inEtcd(ctx)
 	if err != nil {
@@ -169,7 +170,7 @@ func (a *Agent) compare(ours, theirs Settings) {
 	}
 }
 
-// applyEntry applies a change in etcd, or an entry that was read, and reports whether it has new terms.
+// applyEntry applies an entry of etcd, whether it was read or is a change. It reports whether the entry has new terms.
 func (a *Agent) applyEntry(e entry) bool {
 	a.mu.Lock()
 	a.revision = max(a.revision, e.revision)

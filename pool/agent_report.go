@@ -12,10 +12,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// pools returns the names of the pools to report on: those that this replica's settings, the settings in etcd or the
-// region's share name for the region, whatever kind of bucket it has now. It adds those whose newest known terms leave
-// the region something, because etcd may have lost them. A pool that waits for the region needs a report even if the
-// bucket isn't a pool's.
+// pools returns the names of the pools to report on. These are the pools that have the region in this replica's
+// settings, in the settings in etcd or in the region's share. It adds pools whose newest known terms give the region
+// something, because etcd may have lost them. The kind of the region's bucket doesn't matter: a pool may wait for the
+// region's report even if the bucket isn't a pool's yet.
 func (a *Agent) pools() []string {
 	names := map[string]bool{}
 	add := func(name string, is bool) {
@@ -42,11 +42,11 @@ func (a *Agent) pools() []string {
 type view struct {
 	names   []string // of the pools
 	results []lua.TicketResult
-	failed  error             // of one that can't be read
-	voids   []lua.RefillCall  // of those whose clock is wrong
-	tickets map[string]ticket // of the others
+	failed  error             // of a bucket that can't be read
+	voids   []lua.RefillCall  // for the buckets whose clock is wrong
+	tickets map[string]ticket // of the other buckets
 	rate    float64           // of Redis' clock
-	news    bool              // the coordinator doesn't know what one of them shows
+	news    bool              // a ticket shows something that the coordinator doesn't know yet
 }
 
 // poll reads the buckets, voids grants that a wrong clock would prolong, and applies new terms. It writes a report in
@@ -59,7 +59,7 @@ func (a *Agent) poll(ctx context.Context, must bool) {
 		a.poll(ctx, true) // the state that was read is out of date
 		return
 	}
-	// The usage continues from the report in etcd: none is written before that has been read.
+	// The usage continues from the report in etcd. So no report is written before that one has been read.
 	if len(v.tickets) == 0 || !a.loaded || !must && !v.news && a.now().Before(a.turn()) {
 		return
 	}
@@ -113,16 +113,16 @@ func (a *Agent) read(ctx context.Context) view {
 	return v
 }
 
-// restart gives the refiller the terms in force while etcd has not offered any since the start of this process. Without
-// them the refiller can't create the bucket if the server loses it.
+// restart gives the terms in force to the refiller, if etcd has not offered any terms since this process started.
+// Without them the refiller couldn't create the bucket if the server lost it.
 func (a *Agent) restart(name string, b *bucket, t lua.Ticket) {
 	if a.refiller != nil && !b.offered && t.Terms != nil && t.Terms.Pool {
 		_ = a.refiller.SetTerms(name, *t.Terms) // an error: the pool is not refilled here
 	}
 }
 
-// report returns what to write of a view. Of a bucket that couldn't be read, or that can't begin the era that it
-// should, it carries the usage over.
+// report returns the report of a view. If a bucket couldn't be read, or couldn't begin the era that it should begin,
+// the report has its usage from before.
 func (a *Agent) report(v view) report {
 	for _, name := range v.names {
 		if b := a.bucket(name); !v.tickets[name].timed() && b.counted != (ticket{}) {
@@ -178,7 +178,8 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 	}
 }
 
-// shareOf returns what is in force if the server has the newest terms.
+// shareOf returns the region's share of a pool by a ticket. t are the newest terms; their grant is in force if the
+// ticket shows it.
 func shareOf(pool string, t policy.Terms, at lua.Ticket) Share {
 	s := Share{Pool: pool, Floor: t.Rate(), Capacity: t.Capacity, Tokens: at.Tokens}
 	s.Rate = s.Floor
@@ -202,7 +203,7 @@ func (a *Agent) put(ctx context.Context, r report) {
 		a.recordReport(r)
 		a.setState(func(s *AgentState) { s.Reports, s.Cut = s.Reports+1, "" })
 	} else if ctx.Err() == nil {
-		a.since = a.now() // so that the next try comes in its time
+		a.since = a.now() // the next try comes when the next report would
 		a.setState(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
 	}
 	if cut := err != nil; cut != a.cut && ctx.Err() == nil {
@@ -218,8 +219,8 @@ func (a *Agent) put(ctx context.Context, r report) {
 // When agents poll Redis and report, in hundredths of the report period H.
 const (
 	// ownTurn is the time between two reports of the reporter, and halfway the time between two of its polls. Twice
-	// halfway exceeds ownTurn, so the reporter writes a report at every second poll, and at the poll between if demand
-	// surges. The rest of H is left for the write to etcd.
+	// halfway exceeds ownTurn, so the reporter writes a report at every second poll. If demand surges, it also writes one
+	// at the poll in between. The write to etcd has the rest of H.
 	ownTurn, halfway = 95, 52
 	// othersTurn is the time after the last report at which another agent reports if the reporter is silent, and
 	// othersPoll the time between two polls of such an agent. A random time of up to lag is added to each, so that the

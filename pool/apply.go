@@ -55,8 +55,9 @@ func (t *term) readAll(entries []entry, now time.Time) {
 	}
 }
 
-// expectShare counts a region's share that is missing while its pool lends as one that can't be read, until whatever it
-// granted has ended. An earlier coordinator wrote one, unless the region has never reported.
+// expectShare handles a region whose share is missing although its pool lends. An earlier coordinator wrote a share,
+// unless the region has never reported. So the missing share counts as an unreadable one until all that it may have
+// granted has ended.
 func (t *term) expectShare(region string, now time.Time) {
 	key := shareKeys + region
 	_, unread := t.unread[key]
@@ -66,8 +67,8 @@ func (t *term) expectShare(region string, now time.Time) {
 	}
 }
 
-// settingsMissing records that the pools' settings are missing while regions hold shares. It doesn't follow that there
-// are no pools.
+// settingsMissing records that the settings of the pools are missing although regions have shares. That doesn't mean
+// that there are no pools.
 func (t *term) settingsMissing() {
 	t.unread[configKey] = time.Time{}
 	t.log.Error("pools are missing in etcd: shares are renewed as they are, and no region gets more", "key", configKey)
@@ -91,7 +92,7 @@ func (t *term) apply(e entry, change bool, now time.Time) {
 	} else if e.key == configKey {
 		err = t.applySettings(e.value)
 	}
-	if err != nil && !isReport { // a region without a report is silent, no more
+	if err != nil && !isReport { // a region whose report can't be read counts as silent
 		t.unread[e.key] = time.Time{}
 	}
 	if err != nil && t.logged != e.key+e.value {
@@ -104,8 +105,8 @@ func (t *term) apply(e entry, change bool, now time.Time) {
 	}
 }
 
-// applyEpoch applies the epoch in etcd. It is that of an earlier term or session, or of a write that was given up. This
-// term's epoch must be higher. Once it is recorded, etcd refuses earlier writes that are still under way.
+// applyEpoch applies the epoch in etcd, which an earlier term or session wrote, or a write of ours that was given up.
+// This term's epoch must be higher. When it is recorded, etcd refuses earlier writes that are still under way.
 func (t *term) applyEpoch(e entry) error {
 	t.seen[e.key], t.leadership.epoch = e.revision, 0
 	if e.deleted {
@@ -125,7 +126,7 @@ func (t *term) applyEpoch(e entry) error {
 	return nil
 }
 
-// applyReport applies a region's report: that of a live region, or a record of unknown age.
+// applyReport applies a region's report. If live is set, the region has just written it. Otherwise its age is unknown.
 func (t *term) applyReport(region, value string, live bool, now time.Time) error {
 	r, err := decodeReport(value)
 	if err != nil {
@@ -173,8 +174,8 @@ func (t *term) recordForeign(region, pool string, a *account, now time.Time) {
 	t.count(func(s *CoordinatorStats) { s.Foreign++ })
 }
 
-// assumeRestored assumes until then that etcd lacks grants that are in force. Shares record that for the next
-// coordinator.
+// assumeRestored assumes, up to the instant until, that etcd lacks grants that are in force. Shares record that instant
+// for the next coordinator.
 func (t *term) assumeRestored(until time.Time) {
 	if t.restoredUntil.IsZero() {
 		t.rewrite()
@@ -185,7 +186,8 @@ func (t *term) assumeRestored(until time.Time) {
 // ended returns when every grant made before now has ended.
 func (t *term) ended(now time.Time) time.Time { return now.Add(hold(max(t.lease, t.timing.Lease))) }
 
-// applyShare applies a share in etcd. An earlier coordinator wrote it, or this one gave up a write that arrived late.
+// applyShare applies a share in etcd. An earlier coordinator wrote it, or this one wrote it with a write that it had
+// given up.
 func (t *term) applyShare(region string, e entry, now time.Time) error {
 	if e.revision <= t.seen[e.key] {
 		return nil // as we wrote it

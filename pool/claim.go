@@ -7,7 +7,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// claim is the most that a region may be using: the rate, the part of it that never ends, and the capacity.
+// claim is the most that a region may be using: a rate, the part of the rate that never ends, and a capacity.
 type claim struct{ rate, floor, capacity int64 }
 
 // add extends the claim to terms that may be in force.
@@ -20,7 +20,7 @@ func (c *claim) add(u unit, t policy.Terms) {
 	}
 }
 
-// claims returns what the region may be using, and what is recorded of that.
+// claims returns the most that the region may be using, and the most that it may be using by the records in etcd.
 func (a *account) claims(u unit) (inForce, recorded claim) {
 	inForce = a.offered(u)
 	for _, t := range a.recorded {
@@ -29,7 +29,8 @@ func (a *account) claims(u unit) (inForce, recorded claim) {
 	if a.shown != nil && a.declared != fenced {
 		shown := claim{}
 		shown.add(u, a.shown.known())
-		// A rate that isn't ours may be any number. At most the pool's total is counted, which leaves the others nothing.
+		// A rate that we did not offer may be any number. At most the pool's total is counted; that leaves nothing for the
+		// other regions.
 		inForce.rate, inForce.floor = max(inForce.rate, min(shown.rate, u.total)),
 			max(inForce.floor, min(shown.floor, u.total))
 		inForce.capacity = max(inForce.capacity, shown.capacity)
@@ -55,7 +56,7 @@ func (a *account) keeps(u unit) claim {
 	return c
 }
 
-// known returns the offer less a rate that has ended.
+// known returns the terms of the offer, without its grant if that has ended.
 func (o offer) known() policy.Terms {
 	t := o.terms
 	if o.void {
@@ -83,7 +84,7 @@ func (u unit) convert(tokens, per int64) int64 {
 	return mulDivUp(tokens, u.per, per)
 }
 
-// termsOf are terms of rates in tokens per per µs, without a grant's end.
+// termsOf returns terms of a rate above a floor, both in tokens per per µs. The grant has no end yet.
 func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
 	t := policy.Terms{
 		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,
@@ -92,7 +93,7 @@ func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Te
 	return t
 }
 
-// terms returns a grant of rate above floor, without its end.
+// terms returns terms of a rate above a floor, in the pool's units. The grant has no end yet.
 func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 	interval := policy.DefaultInterval
 	if l.pool != nil {
@@ -104,7 +105,7 @@ func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 // isRetired reports whether the terms are those of a region that is to use nothing.
 func isRetired(t policy.Terms) bool { return t.Capacity == 1 && t.Tokens == 0 && t.GrantTokens == 0 }
 
-// mulDivUp is ⌈a·b/c⌉.
+// mulDivUp returns ⌈a·b/c⌉.
 func mulDivUp(a, b, c int64) int64 {
 	hi, lo := bits.Mul64(uint64(a), uint64(b))
 	lo, carry := bits.Add64(lo, uint64(c-1), 0)

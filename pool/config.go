@@ -13,12 +13,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The record in cfg is text for people to read, unless there is so much that it
-// is compressed. etcd takes requests of up to 1.5 MiB.
+// Limits of the record in cfg. It is text that people can read. If it is larger than maxText, it is compressed. etcd
+// accepts requests of up to 1.5 MiB.
 const (
 	maxText     = 256 << 10 // bytes of a record that isn't compressed
 	maxSettings = 1 << 20   // bytes in etcd
-	maxInflated = 64 << 20  // bytes of text that are read
+	maxInflated = 64 << 20  // bytes of text after it was decompressed
 )
 
 // Settings are the pools that all regions share, at one version. Those with the
@@ -28,7 +28,7 @@ type Settings struct {
 	Pools   []Pool
 }
 
-// noSettings are older than any.
+// noSettings are settings without pools that are older than all others.
 var noSettings = Settings{Version: -1}
 
 // Validate returns all that is wrong with s.
@@ -82,11 +82,12 @@ func inflate(record string) (string, error) {
 	return string(text), err
 }
 
-// Equal reports whether both say the same, in whatever order and words: 1/s and 60/m are the same rate.
+// Equal reports whether both settings have the same meaning. Their order doesn't matter, and 1/s and 60/m are equal
+// rates.
 func (s Settings) Equal(other Settings) bool { return s.reduced().encode() == other.reduced().encode() }
 
-// following is s, to replace other settings: a region that those have in a pool has been in it since then, and others
-// come into it with s.
+// following returns s with its history, if it replaces the settings before. A region that was in a pool before has been
+// in it since the same version. Other regions join the pool with the version of s.
 func (s Settings) following(before Settings) Settings {
 	type member struct{ pool, region string }
 	since := map[member]int64{}
@@ -116,7 +117,7 @@ func (s Settings) clone() Settings {
 	return s
 }
 
-// reduced is s with its rates in lowest terms, and without its history.
+// reduced returns s with its rates in lowest terms, and without its history.
 func (s Settings) reduced() Settings {
 	s = s.clone()
 	for i := range s.Pools {

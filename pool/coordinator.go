@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// pace is the shortest time between two rounds of planning, so that what
-// happens at about the same time is answered with one write.
+// pace is the shortest time between two rounds of planning. So one write answers all events that come at about the same
+// time.
 const pace = 50 * time.Millisecond
 
 // maxPace bounds the pace of a coordinator with much to do: planning takes at most about a tenth of its time.
@@ -27,7 +27,7 @@ var errStuck = errors.New("pool: shares can't be written: another coordinator is
 
 // CoordinatorConfig is what a Coordinator needs.
 type CoordinatorConfig struct {
-	Client *clientv3.Client // stays the caller's
+	Client *clientv3.Client // the caller closes it
 	Prefix string           // of the pools' keys, without a slash at the end
 	Timing Timing
 	Logger hclog.Logger // nil means a default one named refiller.pool
@@ -38,7 +38,7 @@ type Coordinator struct {
 	timing   Timing
 	log      hclog.Logger
 	registry registry
-	now      func() time.Time // stops while the host is suspended, as Linux' monotonic clock does
+	now      func() time.Time // the monotonic clock, which stops while the host is suspended
 
 	mu      sync.Mutex
 	stats   CoordinatorStats
@@ -46,27 +46,27 @@ type Coordinator struct {
 	regions map[string]RegionSeen
 }
 
-// CoordinatorStats counts what a coordinator did since it was made.
+// CoordinatorStats counts what a coordinator has done since it was made.
 type CoordinatorStats struct {
 	Leading bool
 	Epoch   int64 // of the present or last term
 	Commits int64 // transactions that were made
-	Refused int64 // transactions that were not, since a key had changed
+	Refused int64 // transactions that were not made, since a key had changed
 	Errors  int64 // requests to etcd that failed
 	Writes  int64 // shares written
 	// TooLarge counts the shares that were not written because etcd would have refused them.
 	TooLarge int64
-	Unread   int // records that can't be read: until they can, shares are renewed as they are and no region gets more
-	// Foreign counts the tickets that showed grants which etcd doesn't know of: it was restored, or lost, or another
-	// coordinator grants the same pool. For a lease after each, no region gets more.
+	Unread   int // records that can't be read; meanwhile shares are renewed as they are, and no region gets more
+	// Foreign counts the tickets that showed grants which are not in etcd. Either etcd was restored or lost, or another
+	// coordinator grants the same pool. For a lease after each such ticket, no region gets more.
 	Foreign int64
 }
 
 // PoolSum is what a pool's regions may be using together, in tokens per second.
 type PoolSum struct {
-	Rate    float64 // R, never exceeded by Claimed; 0 once the pool has left the configuration
-	Claimed float64 // the most that the regions may be using: what they were offered and have not acknowledged away
-	Demand  float64 // what they could use
+	Rate    float64 // R, which Claimed never exceeds; 0 after the pool was removed from the configuration
+	Claimed float64 // the most that the regions may be using: offers that no acknowledgement has replaced
+	Demand  float64 // the rate that the regions could use
 	// Waits are the regions that have neither acknowledged terms of the pool nor been fenced. Until they have, no region
 	// gets more than the floor.
 	Waits []string
@@ -75,7 +75,7 @@ type PoolSum struct {
 // RegionSeen is what the coordinator knows of a region.
 type RegionSeen struct {
 	LastReport  time.Time // when its last report came; zero for never in this term
-	Since       time.Time // since when it is known
+	Since       time.Time // since when the coordinator knows the region
 	OtherServer bool      // reports come of another Redis, too
 	Fenced      bool      // an operator has declared that it is to use nothing
 }

@@ -6,12 +6,13 @@ import (
 )
 
 const (
-	headroom = 0.1 // h: asked for beyond what was used
-	// Half-lives of a demand that has fallen. While some region is short, what others no longer use is to move soon.
+	headroom = 0.1 // h: the part that is added to the rate that was used
+	// Half-lives of a demand that has fallen. The short one applies while some region has too little, so that it soon gets
+	// the rate that others no longer use.
 	slowly = 5 * time.Second
 	soon   = 500 * time.Millisecond
-	// retryShare of the pool's rate is what denials may ask for beyond doubling,
-	// so that a region without a share can start.
+	// Denials at most double the demand. retryShare of the pool's rate may be added to that, so that a region without a
+	// share can start.
 	retryShare = 0.05
 )
 
@@ -23,10 +24,9 @@ type demand struct {
 	starved bool // tokens were denied lately
 }
 
-// observe updates the demand by the rates that were consumed and denied over an elapsed time. short says that some
-// region could use more than it has.
-// Denied takes may be retries of each other: they at most double the demand, so a storm of them buys nothing that can't
-// be used.
+// observe updates the demand by the rates that were consumed and denied over an elapsed time. short reports whether
+// some region could use more than it has. Denied takes may be retries of one another, so they at most double the
+// demand. Otherwise a storm of retries would get a share that the region can't use.
 func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration, short bool) {
 	consumed, denied = max(0, consumed), max(0, denied)
 	sample := consumed + min(denied, consumed+retryShare*total)
@@ -48,13 +48,13 @@ func (d *demand) units(most int64) int64 {
 	return int64(math.Round(min((1+headroom)*d.level, float64(most))))
 }
 
-// sample is what was asked for until a ticket, in tokens per µs.
+// sample is the demand up to a ticket, in tokens per µs.
 type sample struct {
 	until ticket
 	rate  float64
 }
 
-// nextSample returns the sample that a report of the ticket would make; not ok if it would make none, being too short.
+// nextSample returns the sample up to the ticket. ok is false if the time since the last sample is too short for one.
 func (b *bucket) nextSample(t ticket, period time.Duration) (sample, bool) {
 	from := b.sample.until
 	elapsed, goesOn := t.since(from)

@@ -6,9 +6,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Divide returns what each region gets of the pool, in tokens per second, once a change of demand or of settings is
-// through: what a coordinator aims at. demand is that of the regions that are alive, in tokens per second. Those in
-// silent, which don't answer, keep the floor that they had or their new one, whichever is more. All others use nothing.
+// Divide returns the rate of each region, in tokens per second, after a change of demand or of settings is complete. A
+// coordinator aims at these rates. demand has the demand of the regions that are alive, in tokens per second. silent
+// has the floors of regions that don't report: such a region keeps that floor or its new one, whichever is more. All
+// other regions use nothing.
 func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	u := p.unit()
 	shares, rest := map[string]float64{}, u.total
@@ -40,7 +41,7 @@ func (p Pool) Floors() map[string]float64 {
 	return floors
 }
 
-// claimant returns a region as allocation sees it that could use so much and may get at most so much; 0 for no limit.
+// claimant returns the claimant of a region that could use demand and may get at most most; 0 for no limit.
 func (p part) claimant(region string, demand, most int64) policy.Claimant {
 	return policy.Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
 }

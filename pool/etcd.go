@@ -51,7 +51,7 @@ func (r *etcdRegistry) entry(key, value string, revision int64) entry {
 }
 
 func (r *etcdRegistry) watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error {
-	// A member that is cut off from the others must not keep a watch quiet.
+	// Otherwise a watch on a member that is cut off from the others would deliver nothing.
 	g, ctx := errgroup.WithContext(clientv3.WithRequireLeader(ctx))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

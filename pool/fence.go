@@ -21,7 +21,8 @@ type Fencing struct {
 	Operator string    `json:"operator"`
 	Reason   string    `json:"reason,omitempty"`
 	At       time.Time `json:"at"`
-	// Drain has the region give up what it has. What it had counts until it has acknowledged that.
+	// Drain makes the region give up its share and its floor. They count against the pool until the region has
+	// acknowledged that.
 	Drain bool `json:"drain,omitempty"`
 }
 
@@ -30,7 +31,7 @@ type declared int
 
 const (
 	inUse    declared = iota
-	draining          // it is to use nothing, and counts until it has acknowledged that
+	draining          // it must use nothing; its share counts until it has acknowledged that
 	fenced            // it uses nothing, whatever it was offered
 )
 
@@ -51,11 +52,12 @@ func (f Fencing) declared() declared {
 
 // Fence declares that a region uses nothing of any pool below the prefix, until Lift.
 //
-// All that it had, its floors too, is free for the others at once. That is for a region whose Redis is known to be
-// gone: if its consumers take on, the pools' rates are exceeded by what it had.
+// The other regions get all that it had at once, even its floors. Fence a region only if its Redis is lost. If its
+// consumers still take tokens, the pools' rates are exceeded by what the region had.
 //
-// With f.Drain the region is ordered to use nothing. It does so and acknowledges, if it reaches etcd. Only then do the
-// others get its part, so no rate is exceeded. RegionStatus.Idle reports when that is so. Its consumers are denied.
+// With f.Drain the region is ordered to use nothing, and its consumers are denied. If it reaches etcd, it acknowledges
+// that. Only then do the other regions get its part, so no rate is exceeded. RegionStatus.Idle reports whether it has
+// acknowledged.
 func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, f Fencing) error {
 	if !validName(region) {
 		return fmt.Errorf("%w: region %q: want 1 to %d letters, digits and any of . _ : -", ErrPool, region, MaxName)
@@ -83,7 +85,7 @@ func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, 
 	return r.swap(ctx, w, fmt.Errorf("%w: %q has just changed", ErrFenced, region))
 }
 
-// Lift ends a fence or a drain. The region gets its floor and a share as soon as there is something free.
+// Lift ends a fence or a drain. The region gets its floor and a share as soon as these rates are free.
 func Lift(ctx context.Context, client *clientv3.Client, prefix, region string) error {
 	r := newEtcdRegistry(client, prefix)
 	entries, _, err := r.load(ctx, fenceKeys+region)

@@ -11,14 +11,15 @@ import (
 // ledger is a coordinator's account of one pool: what each region may be using and what it could use. All instants are
 // arguments, read from the coordinator's own monotonic clock.
 //
-// Its invariant: what the regions may be using adds up to at most the pool's rate and capacity, whichever offers have
-// arrived. The same holds for what etcd records of it, since the next coordinator renews what is recorded: a rate that
-// a region has lost, by expiry or by acknowledging less, is given to another only after the loss is recorded.
+// Its invariant: whichever offers have arrived, the regions together may be using at most the pool's rate and capacity.
+// The same holds for the records in etcd, because the next coordinator renews what is recorded. So if a region has lost
+// a rate, because it has ended or because the region has acknowledged less, another region gets the rate only after the
+// loss was recorded.
 type ledger struct {
 	name     string
 	pool     *Pool // nil once it has left the configuration
-	open     bool  // every region has acknowledged terms here: more than floors is lent
-	doubted  bool  // it is open by the records of an etcd that may have been left for another one
+	open     bool  // every region has acknowledged terms here, so more than floors is lent
+	doubted  bool  // open by the records in etcd, but the regions may use another etcd by now
 	unit     unit
 	parts    map[string]part // of the regions in the configuration
 	accounts map[string]*account
@@ -29,22 +30,22 @@ type ledger struct {
 
 // account is one region's part in a pool.
 type account struct {
-	offers   []offer        // newest first: all that may be in force of what was offered here
-	recorded []policy.Terms // what etcd holds of them, or of earlier ones
-	shown    *offer         // what a ticket shows to be in force and that was never offered here; nil for nothing
-	acked    policy.Fence   // no older offer is in force
-	since    int64          // the version of the settings with which the region came into the pool
-	joined   bool           // the region has acknowledged an offer that was made after that
-	lastEnd  int64          // of the grants ever offered
-	floor    int64          // the highest configured since the region was live, in units
-	waiting  time.Time      // since when the region has made no progress with its offers; zero for not at all
-	ticket   ticket         // the newest
+	offers   []offer        // the offers made here that may be in force, newest first
+	recorded []policy.Terms // the offers that etcd has; some may be older than offers
+	shown    *offer         // terms that a ticket shows in force and that were never offered here; nil for none
+	acked    policy.Fence   // no offer older than this is in force
+	since    int64          // the version of the settings with which the region joined the pool
+	joined   bool           // the region has acknowledged an offer that was made after it joined
+	lastEnd  int64          // the latest end of all grants that were offered
+	floor    int64          // the highest floor that was configured since the region was live, in units
+	waiting  time.Time      // since when the region has made no progress with its offers; zero if it has
+	ticket   ticket         // the newest ticket
 	era      int64          // of the server that the region's grants are for
 	eraAt    time.Time      // when a ticket last showed that era; zero for never
-	other    stretch        // in which tickets of another server came
+	other    stretch        // the time in which tickets of another server came
 	taken    time.Time      // when the ticket was applied; zero for never
 	reported time.Time      // when a live region last reported; zero for never
-	sample   ticket         // where the last sample of demand ended
+	sample   ticket         // the ticket at which the last sample of demand ended
 	demand   demand
 	declared declared // by an operator
 }
@@ -52,10 +53,10 @@ type account struct {
 // offer is terms that a region may have in force.
 type offer struct {
 	terms policy.Terms
-	until time.Time // when its rate has ended for certain, on the coordinator's clock
-	void  bool      // its rate has ended, or its era has
-	// old is true if the offer may date from before the region joined the pool. Its acknowledgement proves nothing about
-	// the region's present state: the region may have had a bucket of its own in between, and may still have it.
+	until time.Time // when its rate has certainly ended, on the coordinator's clock
+	void  bool      // its rate or its era has ended
+	// old is true if the offer may have been made before the region joined the pool. Its acknowledgement proves nothing
+	// about the region's present state: since then the region may have had a bucket of its own, and may still have it.
 	old bool
 }
 
@@ -63,7 +64,7 @@ func newLedger(name string) *ledger {
 	return &ledger{name: name, unit: unit{per: 1}, accounts: map[string]*account{}, dirty: true}
 }
 
-// configure puts a configuration in force; nil when the pool has left it.
+// configure puts the configuration of the pool in force. p is nil if the pool was removed.
 func (l *ledger) configure(p *Pool) {
 	before := l.unit
 	l.pool = p
@@ -89,7 +90,7 @@ func (l *ledger) configure(p *Pool) {
 		a.demand.level *= float64(l.unit.per) / float64(before.per)
 		a.floor = l.unit.convert(a.floor, before.per)
 	}
-	l.open = l.open && joined // without any of its former regions it is another pool
+	l.open = l.open && joined // a pool that has none of its former regions is another pool
 }
 
 func (l *ledger) account(region string) *account {
@@ -132,7 +133,7 @@ func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.
 	})
 }
 
-// declare applies an operator's declaration about a region. A region that has no part in the pool gets none by it.
+// declare applies an operator's declaration about a region. It has no effect if the region has no part in the pool.
 func (l *ledger) declare(region string, d declared) {
 	if a := l.accounts[region]; a != nil && a.declared != d {
 		a.declared = d
@@ -166,7 +167,7 @@ func (a *account) newestFence() policy.Fence {
 	return policy.Fence{}
 }
 
-// outranked reports whether the region's bucket refuses the newest offer, since it has a later fence.
+// outranked reports whether the region's bucket refuses the newest offer, because the bucket has a later fence.
 func (a *account) outranked() bool { return a.newestFence().Before(a.ticket.terms.Fence) }
 
 // live reports whether the region's ticket is recent enough for a grant.
@@ -188,7 +189,7 @@ func (a *account) granted(u unit) int64 {
 	return max(u.convert(t.Tokens, t.Per), u.convert(t.GrantTokens, t.Per))
 }
 
-// finished reports whether a region that left the pool is known to use nothing of it any more.
+// finished reports whether a region that was removed from the pool certainly uses nothing of it any more.
 func (a *account) finished(u unit) bool {
 	t := a.newest()
 	switch {
@@ -201,10 +202,10 @@ func (a *account) finished(u unit) bool {
 	return a.retired() && recorded.rate == 0
 }
 
-// asked reports whether the region is in the pool, or comes into it by acknowledging the newest offer.
+// asked reports whether the region has joined the pool, or joins it when it acknowledges the newest offer.
 func (a *account) asked() bool { return len(a.offers) > 0 && (a.joined || !a.offers[0].old) }
 
-// retired reports whether the region has acknowledged that it is to use nothing.
+// retired reports whether the region has acknowledged that it must use nothing.
 func (a *account) retired() bool {
 	t := a.newest()
 	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
@@ -225,16 +226,16 @@ func (a *account) list() []policy.Terms {
 // maxOffers bounds the list of a region that acknowledges nothing.
 const maxOffers = 8
 
-// covers reports whether a later offer counts for as much as an earlier one, and as long.
+// covers reports whether a later offer counts for at least as much as an earlier one, and at least as long.
 func (o offer) covers(earlier offer) bool {
 	x, y := earlier.known(), o.known()
 	return x.Per == y.Per && x.Tokens <= y.Tokens && x.Capacity <= y.Capacity && x.GrantTokens <= y.GrantTokens &&
 		!earlier.until.After(o.until)
 }
 
-// add puts a new offer in front. Beyond maxOffers it drops the oldest offer that the next later one covers. If there is
-// none, it merges the oldest two into one that is no smaller than either and has the later fence. A rate that has ended
-// stays ended: other regions may have it now.
+// add puts a new offer in front. If there are then more than maxOffers, it drops the oldest offer that the next later
+// one covers. If there is no such offer, it merges the oldest two into one that is no smaller than either and has the
+// later fence. A rate that has ended stays ended, because other regions may have it now.
 func (a *account) add(o offer, now time.Time) {
 	if a.waiting.IsZero() {
 		a.waiting = now
@@ -265,7 +266,7 @@ func (a *account) add(o offer, now time.Time) {
 	a.offers = a.offers[:n-1]
 }
 
-// sum returns what all regions claim and could use.
+// sum returns the sums of the claims and of the demands of all regions.
 func (l *ledger) sum() PoolSum {
 	var claimed, demand int64
 	for _, a := range l.accounts {
@@ -279,8 +280,8 @@ func (l *ledger) sum() PoolSum {
 	}
 }
 
-// waits returns the regions that keep the pool from opening. They have not acknowledged terms of it here and are not
-// fenced. Their buckets may belong to another prefix or to no pool, so their rates are unknown.
+// waits returns the regions for which the pool waits before it opens. They are not fenced, and have not acknowledged
+// its terms here. Their buckets may belong to another prefix or to no pool, so their rates are unknown.
 func (l *ledger) waits() (regions []string) {
 	if l.pool == nil || l.open {
 		return nil

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// applyTicket applies a region's ticket at our time now. The ticket comes from a live region, or from a record of
-// unknown age. applyTicket reports whether the ticket is foreign: it shows a grant that isn't in this pool's history
-// here.
+// applyTicket applies a region's ticket at our time now. If live is set, the region has just written the ticket.
+// Otherwise its age is unknown. applyTicket reports whether the ticket is foreign: it shows a grant that this etcd
+// doesn't know.
 //
 // The order of the steps is the safety argument:
 //
 //  1. Tickets of a server that isn't the region's are ignored.
 //  2. A ticket of a later era voids the offers made to earlier ones, whatever else it shows.
-//  3. An acknowledgement takes effect even if a later ticket was applied before: it stays true.
-//  4. All else that an older ticket shows is out of date.
-//  5. What the bucket has in force without an offer counts against the pool.
+//  3. An acknowledgement takes effect even if a later ticket was applied before, because it stays true.
+//  4. Everything else in an older ticket is out of date.
+//  5. Terms that the bucket has in force without an offer count against the pool.
 func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, now time.Time) (foreign bool) {
 	a := l.accounts[region]
 	if a == nil && live && l.readmits(t) {
@@ -47,8 +47,8 @@ func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, 
 	return foreign
 }
 
-// readmits reports whether a region without an account, whose ticket this is, gets one again. Such a region was fenced
-// and left the pool, and still has a grant of it. It counts against the pool until it has acknowledged that it is to
+// readmits reports whether a region without an account gets one again because of its ticket. Such a region was fenced
+// and removed from the pool, and still has a grant. It counts against the pool until it has acknowledged that it must
 // use nothing.
 func (l *ledger) readmits(t ticket) bool {
 	return l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms)
@@ -65,7 +65,7 @@ func (l *ledger) voidOffers(a *account, era int64) {
 	}
 }
 
-// outdates reports whether the account has a ticket of the same era that is as late as this one.
+// outdates reports whether the account has a ticket of the same era that is at least as late as this one.
 func (a *account) outdates(t ticket) bool {
 	return !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now
 }
@@ -77,8 +77,8 @@ func (l *ledger) isForeign(region string, a *account, t ticket) bool {
 	return member && t.kind == pooled && a.declared != fenced && later
 }
 
-// claimOf returns the claim of a bucket whose ticket shows terms that were not offered. The coordinator that made a
-// foreign grant may renew it, so it counts for a lease at least.
+// claimOf returns the claim of a bucket whose ticket shows terms that were not offered. If the terms are a foreign
+// grant, the coordinator that made it may renew it, so it counts at least for a lease.
 func claimOf(t ticket, foreign bool, timing Timing, now time.Time) *offer {
 	left := time.Duration(t.terms.GrantEnd-t.now) * time.Microsecond
 	if foreign {
@@ -87,8 +87,8 @@ func claimOf(t ticket, foreign bool, timing Timing, now time.Time) *offer {
 	return &offer{terms: t.terms, until: now.Add(hold(left)), void: t.kind == plain || left <= 0}
 }
 
-// recordLive records that the region is live: its report arrived as a change, or is later than one that did. A region
-// that was silent could not have received its offers, so its time to apply them begins again.
+// recordLive records that the region is live: its report arrived as a change, or is later than one that did. If the
+// region was silent, it could not receive its offers, so its time to apply them begins again.
 func (a *account) recordLive(timing Timing, now time.Time) {
 	if !a.live(timing, now) && !a.waiting.IsZero() {
 		a.waiting = now
@@ -96,9 +96,12 @@ func (a *account) recordLive(timing Timing, now time.Time) {
 	a.reported = now
 }
 
-// recognise reports whether a ticket is of the server that the region's grants are for. That is the server of the era
-// known so far, or the one that follows it: a higher era of an agent that has read the era known so far from its own
-// Redis. Any other server may be a second one under the region's name. Its tickets count once the grants of the era
+// recognise reports whether a ticket is of the server that the region's grants are for. There are two such cases:
+//
+//   - The ticket has the era that is known so far.
+//   - The ticket has a higher era, and its agent has read the era known so far from its own Redis before.
+//
+// Any other server may be a second one under the region's name. Its tickets are accepted after the grants of the era
 // known so far have ended.
 func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
 	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
@@ -117,10 +120,10 @@ func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) b
 	return true
 }
 
-// stretch is a time in which something happened again and again.
+// stretch is a time in which an event came again and again.
 type stretch struct{ first, last time.Time }
 
-// extend extends the stretch to now, or begins another one if nothing happened for longer than the gap.
+// extend extends the stretch to now. If no event came for longer than gap, it begins another stretch.
 func (s *stretch) extend(now time.Time, gap time.Duration) {
 	if now.Sub(s.last) > gap {
 		s.first = now
@@ -138,7 +141,8 @@ func (a *account) doubled(timing Timing, now time.Time) bool {
 	return a.other.lasts(now, timing.fresh(), timing.Lease)
 }
 
-// acknowledge drops the offers before the one that the ticket shows to be in force, if it is one of ours.
+// acknowledge drops the offers that are older than the one that the ticket shows in force. It does nothing if the terms
+// of the ticket were not offered here.
 func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
 	i := slices.IndexFunc(a.offers, func(o offer) bool { return t.acknowledges(o.terms) })
 	if i < 0 {

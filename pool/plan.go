@@ -12,8 +12,8 @@ import (
 type planInput struct {
 	now    time.Time
 	timing Timing
-	// incomplete: the history in etcd isn't the whole one, so that what isn't claimed here may be in use all the same.
-	// No region gets more than its own ticket shows in force.
+	// incomplete reports that etcd may have lost records, so that rates which no region claims here may still be in use.
+	// Then no region gets more than its own ticket shows in force.
 	incomplete bool
 	frozen     bool                // a record that a plan needs can't be read
 	nextFence  func() policy.Fence // gives each offer its place in the order
@@ -24,10 +24,10 @@ type member struct {
 	region string
 	*account
 	p      part
-	claim        // grow adds to the rate what is free
-	most   int64 // the most it may get now
-	want   int64 // as allocated
-	target int64 // of that, what can be given now
+	claim        // grow adds free units to its rate
+	most   int64 // the most that the region may get now
+	want   int64 // the rate that allocation gives it
+	target int64 // the part of want that it can get now
 }
 
 // plan decides what each region is offered now, and returns the regions whose share is to be written.
@@ -54,7 +54,7 @@ func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	overfull := room < 0
 	for _, s := range live {
 		capacity := min(s.p.burst, s.capacity+max(0, room))
-		if (m.incomplete || overfull) && s.ticket.kind == pooled { // what it has given up may be another's
+		if (m.incomplete || overfull) && s.ticket.kind == pooled { // another region may have the rate that it has given up
 			capacity = min(capacity, s.ticket.terms.Capacity)
 		}
 		room -= max(0, capacity-s.capacity)
@@ -73,7 +73,8 @@ func (a *account) give(t policy.Terms, m planInput) {
 	a.add(offer{terms: t, until: a.reported.Add(hold(m.timing.Lease))}, m.now)
 }
 
-// settle brings the accounts up to date: what has ended, who has left, what etcd should no longer record.
+// settle brings the accounts up to date: it removes offers that have ended, regions that have left, and records that
+// etcd no longer needs.
 func (l *ledger) settle(m planInput) (changed map[string]bool) {
 	changed = map[string]bool{}
 	for region, a := range l.accounts {
@@ -94,8 +95,8 @@ func (l *ledger) settle(m planInput) (changed map[string]bool) {
 	return changed
 }
 
-// survey returns which regions are live, and what is free of the rate and of the capacity. rest is what the live
-// regions are to share in the end.
+// survey returns the live regions, and the rate and the capacity that are free now. rest is the rate that the live
+// regions will share in the end.
 func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	free, rest = l.unit.total, l.unit.total
 	if l.pool != nil {
@@ -128,7 +129,7 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 			rest -= max(p.floor, c.floor)
 		}
 	}
-	// What is reserved for a region that has acknowledged nothing is its own, if all of that together fits.
+	// The reservations for regions that have acknowledged nothing are their own, if all reservations fit together.
 	floors := int64(0)
 	for i := range live {
 		s := &live[i]
@@ -144,8 +145,8 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	return live, free, room, max(rest, floors)
 }
 
-// reserved returns what a region may be using that has acknowledged nothing here: the floor that its file says or, in a
-// pool that lends already, its part by weight.
+// reserved returns the rate that a region may be using if it has acknowledged nothing here. That is the floor in its
+// file or, in a pool that lends already, its part by weight.
 func (l *ledger) reserved(p part) int64 {
 	if !l.open {
 		return p.floor
@@ -153,8 +154,9 @@ func (l *ledger) reserved(p part) int64 {
 	return max(p.floor, p.fair)
 }
 
-// most returns the most that a live region may get now. While what is in use isn't known, because etcd's history isn't
-// the whole one or because its records add up to more than there is, it is what the region's own ticket shows in force.
+// most returns the most that a live region may get now. unknown reports that the rates in use aren't known, because
+// etcd may have lost records, or because the records add up to more than the pool has. Then a region may get no more
+// than its own ticket shows in force.
 func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 	most := l.unit.total
 	if s.p.ceiling > 0 {
@@ -216,8 +218,8 @@ func (l *ledger) wakeFor(a *account, m planInput) {
 	}
 }
 
-// retire offers the region nothing. One that is fenced claims nothing from then on; one that is drained, or has left
-// the configuration, claims what it had until it has acknowledged.
+// retire offers the region nothing. If the region is fenced, it claims nothing from then on. If it is drained, or was
+// removed from the configuration, it claims what it had until it has acknowledged that.
 func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool) {
 	if t := a.newest(); t == nil || !isRetired(*t) || a.outranked() || configured && !a.asked() {
 		a.give(l.terms(0, 0, 1), m)
@@ -230,7 +232,7 @@ func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool)
 	return changed
 }
 
-// aim sets what the live regions should have, which share rest.
+// aim sets the rates that the live regions should have. They share rest.
 func (l *ledger) aim(live []member, rest int64) {
 	claimants := make([]policy.Claimant, len(live))
 	for i, s := range live {
@@ -241,7 +243,7 @@ func (l *ledger) aim(live []member, rest int64) {
 		claimants[i] = s.p.claimant(s.region, wants, max(1, s.most))
 	}
 	targets := policy.Allocate(max(0, rest), claimants)
-	// Changes that no region needs aren't worth a write: then each region keeps its grant.
+	// If no region needs a change, a write isn't worth it, and each region keeps its grant.
 	still, idle := true, max(0, rest)
 	for i, s := range live {
 		now := s.granted(l.unit)
@@ -261,8 +263,8 @@ func (l *ledger) aim(live []member, rest int64) {
 	}
 }
 
-// grow sets the targets to what can be given now: a region keeps what it
-// claims, and more comes out of what no region claims, floors first.
+// grow sets the targets to the rates that the regions can get now. A region keeps the rate that it claims. More comes
+// from the free rate, which no region claims: first the floors, and then the rest.
 func (l *ledger) grow(live []member, free int64) {
 	for _, most := range []func(member) int64{
 		func(s member) int64 { return min(s.want, s.p.floor) },
@@ -285,7 +287,7 @@ func (l *ledger) grow(live []member, free int64) {
 	}
 }
 
-// offer returns what the region is to be offered, if that is worth a write.
+// offer returns the terms to offer to the region. It returns false if they aren't worth a write.
 func (l *ledger) offer(s member, capacity int64, timing Timing) (policy.Terms, bool) {
 	old := s.newest()
 	rate, granted := s.target, s.granted(l.unit)
@@ -293,7 +295,7 @@ func (l *ledger) offer(s member, capacity int64, timing Timing) (policy.Terms, b
 		return policy.Terms{}, false // another region's capacity isn't free yet
 	}
 	if more := rate - granted; old != nil && more > 0 && more < l.unit.total/100 && more < s.want-rate {
-		rate = granted // the better part of it isn't free yet
+		rate = granted // most of the difference isn't free yet
 	}
 	t := l.terms(rate, min(s.p.floor, rate), capacity)
 	t.GrantEra = s.ticket.era
