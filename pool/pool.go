@@ -40,30 +40,30 @@ func (e *FieldError) Error() string {
 // Is makes every FieldError match ErrPool.
 func (e *FieldError) Is(target error) bool { return target == ErrPool }
 
-// Pool is one rate and one capacity shared by the buckets of a name in several regions.
+// Pool is one rate and one capacity that the buckets of one name in several regions share.
 type Pool struct {
 	Name     string        // the buckets' key: letters, digits and any of . _ : -
-	Rate     policy.Rate   // R: never exceeded by the rates in force together
-	Capacity int64         // C: never exceeded by the capacities in force together
+	Rate     policy.Rate   // R: the rates in force in all regions together never exceed it
+	Capacity int64         // C: the capacities in force in all regions together never exceed it
 	Interval time.Duration // refill interval; 0 means policy.DefaultInterval
 	Regions  []Region      // at least one; names are distinct
-	// FloorShare is φ: how many percent of the rate floors may take together, 1 to 100; 0 means DefaultFloorShare. What
-	// floors take is always their regions', and can't move to where the demand is.
+	// FloorShare is φ: the most percent of the rate that all floors may have together, 1 to 100; 0 means
+	// DefaultFloorShare. A floor is always its region's, so this part of the rate can't follow the demand.
 	FloorShare int64
-	// Flows divides the bucket of the region in which it is configured, whose replicas plan what flows there; nil for
-	// none. It is not shared with other regions through etcd.
+	// Flows divides the bucket of the region in whose file it is; nil for none. It is not written to etcd, so each region
+	// uses its own.
 	Flows *policy.Flows
 }
 
 // Region is a region's part in a pool.
 type Region struct {
 	Name    string
-	Weight  int64       // 1 to policy.MaxWeight: its part of what is short or spare
-	Floor   policy.Rate // always its own; zero: its part, by weight, of the pool's FloorShare of the rate
-	Burst   int64       // its bucket's capacity; 0: its part, by weight, of the pool's capacity
-	Ceiling policy.Rate // the most it gets; zero: no limit
+	Weight  int64       // 1 to policy.MaxWeight: decides its part when tokens are short or left over
+	Floor   policy.Rate // the rate that is always its own; zero for its part, by weight, of FloorShare of the rate
+	Burst   int64       // capacity of its bucket; 0 for its part, by weight, of the pool's capacity
+	Ceiling policy.Rate // the highest rate that it gets; zero for no limit
 
-	since int64 // the version of the settings in etcd with which the region last came into the pool
+	since int64 // the version of the settings in etcd with which the region last joined the pool
 }
 
 var name = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
@@ -174,15 +174,15 @@ func (p Pool) floorShare() int64 {
 	return p.FloorShare
 }
 
-// floorsAtMost is φR: what floors may take together, in the pool's units.
+// floorsAtMost returns φR, the highest rate that all floors may have together, in the pool's units.
 func (p Pool) floorsAtMost() int64 { return policy.MulDiv(p.unit().total, p.floorShare(), 100) }
 
-// maxElapsed is e_max in microseconds: the longest stretch that one refill credits.
+// maxElapsed returns e_max in microseconds: the longest time that one refill credits.
 func (p Pool) maxElapsed() int64 {
 	return max(2*time.Second, 5*p.interval()).Microseconds()
 }
 
-// unit is what the rates of one pool are counted in: whole units of 1 token per per µs. total is the pool's rate.
+// unit is the unit in which the rates of a pool are counted: 1 token per per µs. total is the pool's rate in this unit.
 type unit struct{ total, per int64 }
 
 // perSecond returns a rate of n units in tokens per second.
@@ -191,10 +191,10 @@ func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.p
 // units returns how many units a rate in tokens per second is.
 func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
 
-// resolution is how many units a pool's rate has at least, if they fit.
+// resolution is the least number of units of a pool's rate, unless the numbers would become too large.
 const resolution = 1_000_000
 
-// unit expresses the rate so that shares are fine enough.
+// unit returns a unit in which the pool's rate is a large number, so that it can be divided finely.
 func (p Pool) unit() unit {
 	r := p.Rate.Reduced()
 	a, b := r.Tokens, r.Per.Microseconds()
@@ -234,8 +234,8 @@ func (p Pool) parts() []part {
 	return parts
 }
 
-// Start returns the terms of a region's bucket before any grant: its floor and its capacity. Their version is for the
-// caller to set.
+// Start returns the terms of a region's bucket before any grant: its floor and its capacity. The caller sets their
+// version.
 func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
 	i := slices.IndexFunc(p.Regions, func(r Region) bool { return r.Name == region })
 	part := p.parts()[i]
@@ -253,13 +253,13 @@ func (p Pool) Has(region string) bool {
 // Timing of a pool. All replicas of all regions use the same.
 type Timing struct {
 	Report time.Duration // H: how often each region reports; 100 ms to 1 m
-	// Lease is L: how long a grant lasts from its ticket on. Without etcd a region keeps its share for Lease less
-	// Report, then falls to its floor. It must be Report + twice the election's TTL + 1 s at least, so that a change of
-	// coordinator drops no region to the floor.
+	// Lease is L: the time from a ticket to the end of its grant. If etcd is unavailable, a region keeps its share for
+	// Lease less Report, and then has its floor. Lease is at least Report + twice the election's TTL + 1 s, so that no
+	// region falls to its floor when another coordinator is elected.
 	Lease time.Duration
 }
 
-// DefaultTiming goes with an election TTL of 5 s.
+// DefaultTiming returns the timing for an election with a TTL of 5 s.
 func DefaultTiming() Timing { return Timing{Report: time.Second, Lease: 12 * time.Second} }
 
 // ForTTL returns the timing for an election whose lease has the given TTL.
@@ -281,25 +281,26 @@ func (t Timing) Validate() error {
 }
 
 const (
-	// drift is ρ: by what part of 1 a clock may run fast or slow. A time daemon that slews changes the rate of a clock by
-	// up to 8.3 % (chrony's maxslewrate), and that of Go's monotonic clock with it.
+	// drift is ρ: the part of 1 by which a clock may run fast or slow. A time daemon that slews changes the rate of a
+	// clock, and of Go's monotonic clock, too, by up to 8.3 % (chrony's maxslewrate).
 	drift = 0.1
-	// tolerance is how far a region's clock may be set back, or stop,
-	// without the script or the watchdog noticing.
+	// tolerance is the time by which a region's clock may be set back, or for which it may stop, before the script or the
+	// watchdog detects it.
 	tolerance = 2 * policy.ClockTolerance * time.Microsecond
 )
 
-// hold returns how long after a ticket was received its grant may be in force, on the receiver's own clock: L(1+2ρ),
-// since its clock may run fast while the region's runs slow, and what clocks may be off unnoticed.
+// hold returns how long after a ticket was received its grant may be in force, on the receiver's own clock. That is
+// L(1+2ρ), because the receiver's clock may run fast while the region's runs slow, plus tolerance, the error of a clock
+// that is not detected.
 func hold(lease time.Duration) time.Duration {
 	return lease + time.Duration(2*drift*float64(lease)) + tolerance
 }
 
-// load bounds the reading of everything: with many pools, over a long way, that is megabytes.
+// load bounds the time for reading all keys. With many pools they have megabytes, and etcd may be far away.
 func (t Timing) load() time.Duration { return t.Lease / 2 }
 
-// request bounds another request to etcd: a member that is cut off answers late or never.
+// request bounds the time of any other request to etcd. A member that is cut off answers late or never.
 func (t Timing) request() time.Duration { return max(t.Report, time.Second) }
 
-// fresh is how old a ticket may be for a grant.
+// fresh is the highest age of a ticket that a grant answers.
 func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }

@@ -11,7 +11,7 @@ import (
 )
 
 // publish records the epoch, and writes the shares of the regions that have changed. If a write fails, it is repeated
-// after the records were read again. An offer is in force from the time of its planning, whether or not it arrives.
+// after the records were read again. An offer counts from the time of its planning, whether or not it arrives.
 func (t *term) publish(ctx context.Context) error {
 	if t.leadership.epoch != t.epoch {
 		if err := t.record(ctx); err != nil {
@@ -79,7 +79,7 @@ type sharing struct {
 	write
 }
 
-// recording is what a share says of one pool.
+// recording is the part of a share about one pool.
 type recording struct {
 	l     *ledger
 	a     *account
@@ -107,7 +107,7 @@ func (t *term) write(region string) (sharing, bool) {
 		w.seen = 0
 	}
 	if until, ok := t.unread[key]; ok && until.IsZero() {
-		return w, false // it isn't ours to replace
+		return w, false // another process's share must not be replaced
 	}
 	return w, !w.remove || w.seen > 0
 }
@@ -126,7 +126,7 @@ func (t *term) commitShares(ctx context.Context, shares []sharing) error {
 	}
 	for _, w := range shares {
 		delete(t.dirty, w.region)
-		for _, e := range w.entries { // what that frees can be given away
+		for _, e := range w.entries { // the rates that this frees can be given to other regions
 			_, before := e.a.claims(e.l.unit)
 			e.a.recorded = e.terms
 			_, after := e.a.claims(e.l.unit)
@@ -147,7 +147,7 @@ func (t *term) commit(ctx context.Context, l leadership, writes []write) error {
 	defer cancel()
 	revision, err := t.registry.commit(ctx, l, writes)
 	switch {
-	case errors.Is(err, errConflict): // a write of ours that was given up has arrived after all
+	case errors.Is(err, errConflict): // a write that we had given up has arrived after all
 		t.count(func(s *CoordinatorStats) { s.Refused++ })
 		return err
 	case err != nil:

@@ -41,8 +41,9 @@ func send(ctx context.Context, to chan<- entry, e entry) error {
 // under cuts a leading prefix from the key.
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 
-// leadership is a coordinator's claim to lead: its key in the election, the revision that made it, and the epoch that
-// it has recorded. A revision can't serve as the epoch: an etcd that was restored repeats them.
+// leadership proves that a coordinator leads: its key in the election, the revision that created the key, and the epoch
+// that the coordinator has recorded. A revision can't serve as the epoch, because an etcd that was restored repeats
+// revisions.
 type leadership struct {
 	key      string // complete, with the prefix
 	revision int64
@@ -56,7 +57,7 @@ type write struct {
 	remove     bool
 }
 
-// Why a guarded transaction wrote nothing.
+// Reasons why a guarded transaction wrote nothing.
 var (
 	errConflict = errors.New("pool: a key has changed since it was read")
 	errDeposed  = errors.New("pool: another coordinator leads")
@@ -66,13 +67,13 @@ var (
 // before, or a read is at a lower one. Watches of the old history deliver nothing, so everything is read again.
 var errRewound = errors.New("pool: etcd has gone back to an earlier revision: its watch delivers nothing more")
 
-// registry is where regions and coordinator meet: a consistent store in which one transaction compares and writes. All
-// calls return when ctx ends; a call that fails may have had its effect, or have it later.
+// registry is the store that regions and coordinator share. It is consistent, and one transaction can compare and
+// write. All calls return when ctx ends. A call that fails may have had its effect, or may have it later.
 //
 // # Keys in etcd, below the prefix
 //
-//	epoch           the highest pool epoch: a restored etcd would give it out again
-//	cfg             settings: those with the highest version of any replica
+//	epoch           the highest pool epoch that was used
+//	cfg             the settings with the highest version that a replica had
 //	lead/…          the election of the coordinator
 //	rep/<region>    the region's tickets, of all pools in one write a period
 //	share/<region>  the region's grants, and older ones that it may still use
@@ -85,16 +86,17 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 //   - A write at no higher revision than one read before it, or a read at a lower one, returns errRewound. An agent
 //     detects it when it reports (Agent.revision). The coordinator detects it when it writes, or after 2.5 H without an
 //     event (term.revision). Each then reads everything again, since its watch would deliver nothing.
-//   - Agents report what is in force as ever. They write the latest settings that they have read (Agent.newest), if
+//   - Agents still report the terms in force. They write the latest settings that they have read (Agent.newest), if
 //     those in etcd are older.
 //   - A coordinator that begins a term and finds shares waits 2.5 H for reports (term.incompleteUntil). While it
 //     waits, no region gets more than its own ticket shows in force.
 //   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.applyTicket). The
 //     coordinator then raises its epoch above the ticket's and waits for the longest lease. Shares record that until
 //     then (term.restoredUntil), so that the next coordinator waits, too.
-//   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). A pool of which a region is
-//     silent is then closed until that region has acknowledged it again.
-//   - Where no share is left, a pool opens anew: floors until each region has acknowledged it.
+//   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). If a region of a pool is
+//     silent, the pool is then closed until that region has acknowledged it again.
+//   - If no share of a pool is left, the pool opens anew: the regions have floors until each of them has acknowledged
+//     it.
 type registry interface {
 	// load reads some keys, or all if none is named, at one revision.
 	load(ctx context.Context, keys ...string) (entries []entry, revision int64, err error)

@@ -22,7 +22,7 @@ type kind int64
 
 const (
 	absent kind = iota // there is no bucket
-	plain              // one that isn't a pool's
+	plain              // the bucket isn't a pool's
 	pooled
 	kinds
 )
@@ -35,8 +35,8 @@ type ticket struct {
 	kind                  kind
 	tokens, added, denied int64
 
-	// What is in force. Of a pool's bucket: fence, capacity, floor, and the grant, ended or not. Of a plain one its
-	// capacity and rate.
+	// terms are the terms in force. Those of a pool's bucket have fence, capacity, floor, and the grant, even if it has
+	// ended. Those of a plain bucket have its capacity and rate.
 	terms policy.Terms
 	usage // at this ticket
 }
@@ -44,7 +44,7 @@ type ticket struct {
 // timed reports whether the ticket has an instant.
 func (t ticket) timed() bool { return t.now > 0 }
 
-// ticketOf returns what is reported of a bucket.
+// ticketOf returns the ticket to report of a bucket.
 func ticketOf(t lua.Ticket) ticket {
 	r := ticket{now: t.Now, era: t.Version.Era, tokens: t.Tokens, added: t.Added, denied: t.Denied}
 	if t.Terms == nil {
@@ -58,7 +58,7 @@ func ticketOf(t lua.Ticket) ticket {
 		r.terms.Fence = p.Fence
 		r.terms.GrantEnd = p.GrantEnd
 		r.terms.GrantEra = p.GrantEra
-	case p.Kind == policy.Stepped: // which has no rate, so it may use all
+	case p.Kind == policy.Stepped: // it has no rate, so it may use any number of tokens
 		r.kind, r.terms = plain, policy.Terms{Capacity: p.Capacity, Tokens: policy.MaxTokens, Per: 1}
 	default:
 		r.kind, r.terms = plain, policy.Terms{Capacity: p.Capacity, Tokens: p.Tokens, Per: p.Per}
@@ -67,8 +67,8 @@ func ticketOf(t lua.Ticket) ticket {
 	return r
 }
 
-// acknowledges reports whether the terms are those that the ticket shows. Of terms whose rate has ended, only the end
-// is recorded.
+// acknowledges reports whether the ticket shows these terms. If the rate of the terms has ended, only its end was
+// recorded.
 func (t ticket) acknowledges(o policy.Terms) bool {
 	o.Interval, o.MaxElapsed = 0, 0
 	if o.GrantTokens == 0 {

@@ -1,11 +1,11 @@
 package pool
 
 // An etcd can come back after its regions have moved to another one. Its grants have ended by then. So a coordinator
-// that finds an open pool doubts it until a region shows a grant that has not ended. A pool without such a region is
-// closed, until each region that is silent has acknowledged it again or is fenced.
+// that finds an open pool doubts it: it makes no offers until a region shows a grant that has not ended. If no region
+// shows one, the pool is closed until each region that is silent has acknowledged it again or is fenced.
 
-// continues applies the first ticket that a live region shows this coordinator. A grant that has not ended means that
-// the regions still use this etcd.
+// continues applies the first ticket of a live region in this term. If it shows a grant that has not ended, the regions
+// still use this etcd.
 func (l *ledger) continues(a *account, t ticket) {
 	if a.reported.IsZero() && (t.now <= a.lastEnd || t.terms.Granted(t.era, t.now)) {
 		l.doubted = false
@@ -43,7 +43,7 @@ func (t *term) logClosed(l *ledger) {
 	}
 }
 
-// forget has the region acknowledge the pool again before it counts as a member.
+// forget makes the region acknowledge the pool again before it counts as a member.
 func (a *account) forget() {
 	a.joined = false
 	for i := range a.offers {

@@ -9,8 +9,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// AwaitRights waits until etcd lets this process write what a coordinator writes, or until ctx ends. Without the rights
-// it would be elected and resign again and again, and keep others from leading meanwhile.
+// AwaitRights waits until this process has the rights in etcd that a coordinator needs, or until ctx ends. A process
+// without them would be elected and resign again and again, and no other one would lead in that time.
 func (c *Coordinator) AwaitRights(ctx context.Context) {
 	refused := false
 	for c.refused(ctx) {
@@ -22,8 +22,8 @@ func (c *Coordinator) AwaitRights(ctx context.Context) {
 	}
 }
 
-// refused reports whether etcd refuses the writes of a coordinator for want of rights. It tries them under a guard that
-// never holds, which etcd checks after the rights.
+// refused reports whether this process lacks the rights for the writes of a coordinator. It sends them in a transaction
+// whose condition is never true. etcd checks the rights before the condition.
 func (c *Coordinator) refused(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, c.timing.request())
 	defer cancel()

@@ -7,23 +7,24 @@ import (
 	"strings"
 )
 
-// format is the first word of shares and reports. A later release that writes something else raises it, so that this
-// one doesn't misread it.
+// format is the first word of shares and reports. A later release that writes another format has another word, so that
+// this release doesn't misread it.
 const format = "1"
 
-// maxEpoch is the highest epoch of a record: higher ones would end what fences can order.
+// maxEpoch is the highest epoch of a record. Above it, no higher fence would be possible.
 const maxEpoch = 1 << 51
 
-// table encodes lines of a name and numbers compactly. Each number is written as its difference from the same number of
-// an earlier line, in base 36, and as nothing if they are equal, so what all lines have in common is written once. The
-// earlier line is the nth line of the latest other name that has one or, failing that, the line above.
+// table encodes lines of a name and numbers compactly. Each number is written as its difference, in base 36, from the
+// same number of an earlier line, and left out if they are equal. So values that all lines have in common are written
+// once. The earlier line of a name's nth line is the nth line of the latest other name that has one. If there is none,
+// it is the line above.
 type table struct {
 	name   string
 	nth    int
 	before [][]int64 // of each nth line, the latest
 }
 
-// base returns what the next line, of so many numbers, is held against.
+// base returns the numbers of the earlier line, with which the next line of count numbers is compared.
 func (t *table) base(name string, count int) []int64 {
 	t.nth++
 	if name != t.name || t.before == nil {
@@ -39,7 +40,7 @@ func (t *table) base(name string, count int) []int64 {
 	return t.before[t.nth]
 }
 
-// append appends a line. All lines have as many numbers.
+// append appends a line. All lines of a table have the same count of numbers.
 func (t *table) append(b []byte, name string, numbers ...int64) []byte {
 	before := t.base(name, len(numbers))
 	b = append(b, name...)
@@ -55,7 +56,7 @@ func (t *table) append(b []byte, name string, numbers ...int64) []byte {
 	return append(b[:end], '\n')
 }
 
-// parse reads a line of so many numbers, which are valid until the next call.
+// parse reads a line of count numbers. The numbers are valid until the next call.
 func (t *table) parse(line string, count int) (name string, numbers []int64, err error) {
 	name, line, more := strings.Cut(line, " ")
 	numbers = t.base(name, count)

@@ -15,24 +15,25 @@ var ErrRecord = errors.New("pool: bad record")
 
 // share is what share/<region> holds.
 type share struct {
-	lease time.Duration // the longest of the grants, for a coordinator that has to wait for their end
+	lease time.Duration // of the longest grant, for a coordinator that has to wait for the end of all grants
 	pools map[string]grants
 }
 
-// grants are what a region has been offered of a pool.
+// grants are the offers of a pool to a region.
 type grants struct {
-	// terms that may be in force, the newest first. Those after it are older ones that the region has not acknowledged
-	// away; they count against the pool until it has, or until they have ended.
+	// terms are the terms that may be in force, the newest first. The older ones count against the pool until the region
+	// has acknowledged newer ones, or until they have ended.
 	terms  []policy.Terms
 	demand int64 // as the coordinator sees it, in tokens per Per of the newest terms; for people to read
-	// since is the version of the settings with which the region came into the pool, 0 for none. After another one the
-	// others count for nothing: the region may have had a bucket of its own in between.
+	// since is the version of the settings with which the region joined the pool, 0 for none. If the region joined again
+	// with another version, the fields joined and open are no longer valid, because the region may have had a bucket of
+	// its own in between.
 	since  int64
-	joined bool // the region has acknowledged terms that it was offered since
-	open   bool // all regions of the pool had, so that it lends more than floors
+	joined bool // the region has acknowledged terms that were offered since then
+	open   bool // all regions of the pool had acknowledged terms, so it lends more than floors
 
 	doubled  bool // reports come of another Redis than the one that the grants are for
-	restored bool // some region shows grants that etcd doesn't know of: for a lease, others may have such, too
+	restored bool // some region showed grants that etcd doesn't have: for a lease, other regions may have such grants
 }
 
 const grantNumbers = 12

@@ -30,21 +30,21 @@ func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (
 type Status struct {
 	Version int64        `json:"version"` // of the settings in force
 	Pools   []PoolStatus `json:"pools"`
-	// Unreadable says of each key whose record can't be read what is wrong with it. What is said of its region, or of all
-	// if it is that of the settings, is incomplete.
+	// Unreadable has the error of each key whose record can't be read. The status of the key's region is then incomplete.
+	// If the key is that of the settings, the status of all regions is incomplete.
 	Unreadable map[string]string `json:"unreadable,omitempty"`
 
 	Settings Settings           `json:"-"` // in force
 	Fences   map[string]Fencing `json:"-"` // by region
 }
 
-// PoolStatus is one pool's.
+// PoolStatus is the status of one pool.
 type PoolStatus struct {
 	Name     string         `json:"name"`
-	Rate     string         `json:"rate,omitempty"` // empty: it has left the configuration
+	Rate     string         `json:"rate,omitempty"` // empty if the pool was removed from the configuration
 	Capacity int64          `json:"capacity,omitempty"`
 	Open     bool           `json:"open"`            // it lends more than floors
-	Waits    []string       `json:"waits,omitempty"` // until these regions have acknowledged it, or are fenced, it doesn't
+	Waits    []string       `json:"waits,omitempty"` // the regions that must acknowledge it or be fenced before it lends more
 	Regions  []RegionStatus `json:"regions"`
 }
 
@@ -64,7 +64,7 @@ type RegionStatus struct {
 	Reported    bool      `json:"reported"`             // its last report shows the bucket
 	At          time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
 	Reporter    string    `json:"reporter"`             // the agent that reported last
-	Fenced      *Fencing  `json:"fenced"`               // not null: an operator has declared that it is to use nothing
+	Fenced      *Fencing  `json:"fenced"`               // set if an operator has fenced or drained the region
 	Unreadable  bool      `json:"unreadable,omitempty"` // some record of it can't be read
 	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus was waiting for that
 	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too
@@ -73,14 +73,14 @@ type RegionStatus struct {
 	Configured  bool      `json:"configured"`
 }
 
-// Idle reports whether the region has acknowledged that it is to use nothing of the pool.
+// Idle reports whether the region has acknowledged that it must use nothing of the pool.
 func (r RegionStatus) Idle() bool { return r.Joined && r.Applied && r.Claimed == 0 }
 
-// Known reports whether Claimed is all that the region may be using. Otherwise etcd, which may have been emptied, has
-// no report of it: it may have a grant of before, too, until that ends.
+// Known reports whether Claimed is all that the region may be using. If it is false, etcd has no report of the region,
+// for example because etcd was emptied. Then the region may also have an earlier grant, until that ends.
 func (r RegionStatus) Known() bool { return !r.Unreadable && (r.Reported || !r.inUse()) }
 
-// inUse reports whether the region has a part in the pool that no operator has declared unused.
+// inUse reports whether the region has a part in the pool that it may use: it is configured and not fenced.
 func (r RegionStatus) inUse() bool { return r.Configured && (r.Fenced == nil || r.Fenced.Drain) }
 
 // ReadStatus reads the pools below a prefix. It does not find out which regions are alive.
@@ -121,8 +121,8 @@ func readLiveStatus(ctx context.Context, r registry, regions ...string) (Status,
 	return s, err
 }
 
-// awaitReports returns the regions that write a report after the revision, once those waited for have, or after the
-// time in which every living region does.
+// awaitReports returns the regions that write a report after the revision. It returns when all regions of waits have
+// written one, or after the time in which every living region writes one.
 func awaitReports(ctx context.Context, r registry, revision int64, waits map[string]bool) (map[string]bool, error) {
 	alive := map[string]bool{}
 	waiting, cancel := context.WithTimeout(ctx, DefaultTiming().fresh())
@@ -153,7 +153,7 @@ func readStatus(ctx context.Context, r registry) (Status, int64, error) {
 	if err != nil {
 		return Status{}, 0, err
 	}
-	pools := map[string]Pool{} // one without regions has left the configuration
+	pools := map[string]Pool{} // a pool without regions was removed from the configuration
 	for _, s := range rec.shares {
 		for name := range s.pools {
 			pools[name] = Pool{Name: name}
@@ -229,7 +229,7 @@ type records struct {
 	reports  map[string]report
 	fences   map[string]Fencing
 
-	unreadable map[string]string // what is wrong with others, by key
+	unreadable map[string]string // the errors of records that can't be read, by key
 }
 
 func readRecords(ctx context.Context, r registry) (records, int64, error) {

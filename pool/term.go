@@ -12,36 +12,37 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// term is the time in which a coordinator leads. It remembers its offers for the whole term, also when it loses the
+// term is the state of a coordinator while it leads. It remembers its offers for the whole term, even if it loses the
 // connection to etcd.
 type term struct {
 	*Coordinator
 	leadership leadership
 	epoch      int64 // of the fences; leadership.epoch equals it once it is recorded
 	seq        int64 // of the last fence
-	// Until incompleteUntil, etcd may lack grants that regions still use, as after a restore. restoredUntil is set, too,
-	// if a region showed such a grant to this term or the last one; shares record it.
+	// incompleteUntil is the time until which etcd may lack grants that regions still use, as after a restore.
+	// restoredUntil is such a time, too. It is set if a region showed such a grant in this term or the last one, and
+	// shares record it.
 	incompleteUntil, restoredUntil time.Time
 	// foreignEpoch is the highest epoch of which a region showed a grant that etcd doesn't know of.
 	foreignEpoch int64
-	known        policy.Fence // the latest in etcd or in a ticket
-	revision     int64        // the highest that was read from etcd in this session
+	known        policy.Fence // the latest fence in etcd or in a ticket
+	revision     int64        // the highest revision that was read from etcd in this session
 	lastEvent    time.Time    // when the last event arrived
 
 	ledgers  map[string]*ledger
-	order    []*ledger           // of byName; nil: to be made anew
+	order    []*ledger           // the result of byName; nil if it has to be sorted again
 	seen     map[string]int64    // revisions at which the shares in etcd last changed
 	removed  map[string]bool     // shares that this coordinator has removed
-	dirty    map[string]bool     // regions whose share is to be written
+	dirty    map[string]bool     // regions whose share has to be written
 	declared map[string]declared // of regions, by operators
-	// unread are keys whose content, or whose absence, nothing can be concluded from, and when what they may have granted
-	// has ended; zero while they are there.
+	// unread has the keys that are unreadable or missing, so that their grants aren't known, with the time at which these
+	// grants have ended; zero while the key exists.
 	unread map[string]time.Time
 	lease  time.Duration // the longest that any grant in etcd may have
-	able   time.Time     // when etcd last took what was to be written, or there was nothing
-	logged string        // the last bad record
+	able   time.Time     // when etcd last accepted a write, or there was nothing to write
+	logged string        // the last bad record that was logged
 	large  string        // the last region whose share was too large
-	closed bool          // a pool was closed whose grants had ended
+	closed bool          // a pool was closed because its grants had ended
 }
 
 func newTerm(c *Coordinator, l leadership) *term {
@@ -51,7 +52,7 @@ func newTerm(c *Coordinator, l leadership) *term {
 	}
 }
 
-// session reads everything and keeps up with the changes until something fails.
+// session reads all keys and applies their changes until something fails.
 func (t *term) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -102,8 +103,8 @@ func (t *term) session(ctx context.Context) error {
 	}
 }
 
-// listen checks whether etcd still has this session's history if no event has arrived for long. After etcd is restored,
-// watches of the old history deliver nothing.
+// listen checks whether etcd still has this session's history, if no event has arrived for a long time. After etcd is
+// restored, watches of the old history deliver nothing.
 func (t *term) listen(ctx context.Context) error {
 	if t.now().Sub(t.lastEvent) < t.timing.fresh() {
 		return nil
@@ -118,7 +119,7 @@ func (t *term) listen(ctx context.Context) error {
 	return err
 }
 
-// rest returns how long nothing needs to be done if nothing happens, not before next.
+// rest returns the time until something has to be done if no event arrives. The next plan is made at next or later.
 func (t *term) rest(next time.Time) time.Duration {
 	at := next.Add(t.timing.Report)
 	for _, l := range t.ledgers {
@@ -186,7 +187,8 @@ func (t *term) plan(now time.Time) {
 	})
 }
 
-// observeDoubled records whether another server reports under the region's name, and has the share say so.
+// observeDoubled records whether another server reports under the region's name. If that has changed, the share is
+// written.
 func (t *term) observeDoubled(region string, r *RegionSeen, doubled bool) {
 	if doubled == r.OtherServer {
 		return
@@ -198,7 +200,7 @@ func (t *term) observeDoubled(region string, r *RegionSeen, doubled bool) {
 	}
 }
 
-// rewrite has all shares written.
+// rewrite marks all shares to be written.
 func (t *term) rewrite() {
 	for _, l := range t.ledgers {
 		l.dirty = true
@@ -216,8 +218,8 @@ func (t *term) byName() []*ledger {
 	return t.order
 }
 
-// frozen reports whether there is a record that can't be read. What it grants to whom isn't known, so nothing can be
-// given away.
+// frozen reports whether there is a record that can't be read. Its grants aren't known, so no rate can be given to
+// other regions.
 func (t *term) frozen(now time.Time) bool {
 	before := len(t.unread)
 	maps.DeleteFunc(t.unread, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })
@@ -236,14 +238,14 @@ func (t *term) nextFence() policy.Fence {
 	return policy.Fence{Epoch: t.epoch, Seq: t.seq}
 }
 
-// raise makes the term's fences higher than one that was read, if they aren't.
+// raise makes the term's fences higher than a fence that was read, unless they already are.
 func (t *term) raise(seen policy.Fence) {
 	if (policy.Fence{Epoch: t.epoch, Seq: t.seq}).Before(seen) {
 		t.exceed(seen.Epoch)
 	}
 }
 
-// exceed makes the term's epoch higher than another, if it isn't.
+// exceed makes the term's epoch higher than another one, unless it already is.
 func (t *term) exceed(epoch int64) {
 	if t.epoch <= epoch {
 		t.epoch, t.seq = epoch+1, 0

@@ -6,15 +6,17 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// usage is how many tokens a region's consumers have taken of a pool, less what came back: whatever befalls its Redis,
-// its replicas and the coordinator. Each report has it, so that another replica goes on from there.
+// usage is the number of tokens that a region's consumers have taken from a pool, less those that they gave back. It
+// survives failures of the region's Redis, its replicas and the coordinator: each report has it, so that another
+// replica continues from there.
 //
-// It is what refills added less the change of the tokens, from one ticket to the next in an era of the bucket. What is
-// taken between the last ticket of an era and the first of the next isn't counted, nor is what a smaller capacity takes
-// away. Tokens that an operator grants count as given back, and those that an operator's reset takes away as taken.
+// From one ticket to the next in an era of the bucket, it grows by the tokens that refills added, less the change of
+// the tokens in the bucket. Two kinds of tokens aren't counted: those taken between the last ticket of an era and the
+// first ticket of the next one, and those dropped because the capacity became smaller. Tokens that an operator grants
+// count as given back. Tokens that an operator's reset removes count as taken.
 type usage struct {
 	used  int64 // never falls
-	ahead int64 // of it, what has come back since, so that as much is taken again without counting
+	ahead int64 // tokens of used that were given back; as many can be taken again before used rises
 }
 
 // usageFrom returns the usage at a ticket, given an earlier one with the usage then.
@@ -22,7 +24,7 @@ func (t ticket) usageFrom(before ticket) usage {
 	switch {
 	case t.kind != pooled:
 		return usage{used: before.used}
-	case before.used == 0 && before.kind != pooled: // the counts of the bucket are all that is known
+	case before.used == 0 && before.kind != pooled: // only the bucket's own counts are known
 		return usage{used: max(0, t.added-t.tokens)}
 	case before.kind != pooled || before.era != t.era:
 		return usage{used: before.used}
@@ -32,13 +34,14 @@ func (t ticket) usageFrom(before ticket) usage {
 	return usage{used, used - net}
 }
 
-// since returns how long after an earlier ticket this one is; it doesn't go on if the bucket counts anew since then.
+// since returns the time from an earlier ticket to this one. goesOn is false if the bucket has begun to count anew in
+// between.
 func (t ticket) since(before ticket) (elapsed time.Duration, goesOn bool) {
 	elapsed = time.Duration(t.now-before.now) * time.Microsecond
 	return elapsed, t.era == before.era && elapsed >= 0 && t.added >= before.added && t.denied >= before.denied
 }
 
-// taken returns what was taken since an earlier ticket of the same era, less what came back.
+// taken returns how many tokens were taken since an earlier ticket of the same era, less those that were given back.
 func (t ticket) taken(before ticket) int64 {
 	return t.added - before.added + min(before.tokens, t.terms.Capacity) - t.tokens
 }
@@ -50,14 +53,15 @@ func (b *bucket) count(t ticket) ticket {
 	return t
 }
 
-// usageOnly returns a ticket without an instant that the usage goes on from as from this one.
+// usageOnly returns a ticket that has only the usage, and no instant. The usage can continue from it as from this
+// ticket.
 func (t ticket) usageOnly() ticket {
 	t.now, t.denied = 0, 0
 	t.terms = policy.Terms{Pool: t.terms.Pool, Capacity: t.terms.Capacity, Per: t.terms.Per}
 	return t
 }
 
-// recount goes on from a reported ticket that knows of more.
+// recount continues from a reported ticket whose usage is higher.
 func (b *bucket) recount(t ticket) {
 	if b.counted == (ticket{}) || t.used > b.counted.used {
 		b.counted = t

@@ -14,17 +14,17 @@ type watchdog struct {
 	// The last one before the lease detects what happened while the server was unavailable.
 	readings []reading
 	era      int64
-	wrong    bool // so a grant of that era may outlast its end
+	wrong    bool // the clock is wrong, so a grant of that era may last too long
 }
 
 // reading is one reading of the region's clock.
 type reading struct {
-	sent, replied time.Time // ours, before and after
-	clock         int64     // the region's in between, Unix µs
+	sent, replied time.Time // our times before and after the reading
+	clock         int64     // the region's time in between, Unix µs
 }
 
-// check applies a reading and reports whether the clock must have run slow since an earlier one of the era, whatever
-// the time that requests and answers took on their way.
+// check applies a reading. It reports whether the clock has certainly run slow since an earlier reading of the era, for
+// any delays of the requests and answers.
 func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	if era != w.era {
 		*w = watchdog{era: era} // another history, perhaps another server
@@ -42,8 +42,8 @@ func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	return w.wrong
 }
 
-// rate returns by what part of 1 the region's clock certainly runs fast, or slow if it is below 0. It is 0 if that is
-// not known.
+// rate returns the part of 1 by which the region's clock certainly runs fast. It is below 0 if the clock certainly runs
+// slow, and 0 if neither is certain.
 func (w *watchdog) rate() float64 {
 	if len(w.readings) < 2 {
 		return 0
