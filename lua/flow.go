@@ -2,16 +2,16 @@ package lua
 
 import "github.com/tokenrefill/refiller/policy"
 
-// Flow is the flow of a bucket for which a take is.
+// Flow is the flow of a bucket for which a take is made.
 type Flow struct {
 	Name string
-	// Divided has the take made by the right of the flow, if the bucket is divided at present. Otherwise the take is made
-	// in order of arrival.
+	// Divided makes the take by the right of the flow, if the bucket is divided at present. Without it the take is made in
+	// order of arrival.
 	Divided bool
 }
 
-// append adds to the keys and arguments of a call those by which a bucket is divided, unless the call is made in order
-// of arrival.
+// append adds the keys and arguments that a call needs to take by the right of the flow. It adds none if the call is
+// made in order of arrival.
 func (f Flow) append(keys []string, args []any, key string) ([]string, []any, error) {
 	if !f.Divided {
 		return keys, args, nil
@@ -19,8 +19,9 @@ func (f Flow) append(keys []string, args []any, key string) ([]string, []any, er
 	return f.appendKeys(keys, key), append(args, f.Name), policy.CheckFlow(f.Name)
 }
 
-// appendKeys adds the keys by which a bucket is divided to those of a call, unless the call is made in order of
-// arrival. That is also what a call does while a Cluster moves the bucket's slot and the plan is elsewhere.
+// appendKeys adds the keys of the bucket's plan and demand to those of a call. It adds none if the call is made in
+// order of arrival. While a Cluster moves the bucket's slot and the plan is on another server, a call is repeated
+// without them.
 func (f Flow) appendKeys(keys []string, key string) []string {
 	if !f.Divided {
 		return keys

@@ -64,7 +64,7 @@ if turn == false then return {3, 6} end
 if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
-local free = r and min(r.free, keep + back) or 0 -- what was spent is taken to be what the flow paid for
+local free = r and min(r.free, keep + back) or 0 -- tokens that the flow paid for count as spent first
 local paid = 0
 if turn then
   if back - free > clamped then pay_back(turn, back - free - clamped) end

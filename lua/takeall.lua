@@ -1,21 +1,20 @@
 -- takeall: takes tokens from several buckets, all or nothing. All calls with the same request id are charged once.
 --
--- KEYS  per bucket, each once: K, {K}:ctl; and if it may be divided {K}:flows, {K}:use: see division
---       then, if there is a request id: {K}:req:<id> of the first bucket: what the request asked for and got: see
---       request
+-- KEYS  per bucket, each once: K, {K}:ctl; and, only if it may be divided, {K}:flows, {K}:use: see division
+--       then, if there is a request id: {K}:req:<id> of the first bucket, which has what the request asked for and got:
+--       see request
 -- ARGV  1 how many buckets
---       2 what is asked for: a name for these tokens of these buckets, without spaces; 3 memory_ms: how long the
---         request is remembered from its charge on, at least 1; both '' without a request id
---       4.. per bucket: n, the tokens to take, at least 1; leave: what is to be left, as in takes; divided: 1 if it may
---         be divided; flow: for which one they are
--- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: taken from all that fit; the others are
---             in shadow mode, and nothing is taken from them. paid: of the tokens taken, those for which the flow paid
---             with its right; pol: the policy's text now. If it was an earlier call of the same request, left, era and
---             paid are those of then, and wait_us, index, last_us and now_us are 0
---       {0, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: nothing was taken; per bucket whether it
---             fits (1 or 0), and its state; wait_us is 0 if it fits
---       {2, b}: no such bucket as the b-th, or one without a policy, to which nothing could be returned; nothing is
---       created
+--       2 a hash of the demands, without spaces; 3 memory_ms: how long the request is remembered after it was charged,
+--         at least 1; both '' without a request id
+--       4.. per bucket: n, the tokens to take, at least 1; leave: tokens that must be left, as in takes; divided: 1 if
+--         the bucket may be divided; flow: the flow for which the tokens are
+-- Reply {1, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: taken from all buckets whose fits is 1.
+--             The others are in shadow mode, and nothing was taken from them. pol is the policy's text now. paid is the
+--             number of tokens for which the flow paid with its right. If an earlier call of the same request took the
+--             tokens, left, era and paid are those of that call, and wait_us, index, last_us and now_us are 0
+--       {0, fits, left, wait_us, era, index, last_us, now_us, pol, paid, ...}: nothing was taken; per bucket whether
+--             the take fits (1 or 0), and the bucket's state; wait_us is 0 if it fits
+--       {2, b}: bucket b doesn't exist, or has no policy, so that nothing could be returned to it; nothing is created
 --       {3, k}: KEYS k holds something else
 --       {5}: the request asked for something else
 --#include shared/redis

@@ -55,7 +55,7 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 	return TakeOnceFor(ctx, c, key, Flow{}, id, run, memory)
 }
 
-// TakeOnceFor is TakeOnce for a flow of the bucket. The same id for another flow is ErrRequestReused.
+// TakeOnceFor is like TakeOnce, for a flow of the bucket. The same id for another flow is ErrRequestReused.
 func TakeOnceFor(ctx context.Context, c Client, key string, flow Flow, id string, run policy.Run,
 	memory time.Duration) (TakeReply, error) {
 	n := run.N * run.Count

@@ -2,14 +2,14 @@
 -- once.
 --
 -- KEYS  1 K, 2 {K}:ctl
---       3 {K}:req:<id>  what the request asked for and got: see request
+--       3 {K}:req:<id>  has what the request asked for and got: see request
 --       4 {K}:flows, 5 {K}:use: see division; only if the bucket may be divided
 -- ARGV  1 n, 2 count, 3 leave: a run of takes, as in takes, whose count is 1 unless n is 0
 --       4 memory_ms: how long the request is remembered from its first charge on, at least 1
 --       5 the flow, whether the bucket is divided or not
--- Reply {1, left, taken, era, again, pol, paid}: taken by this call, or, if again is 1, by an earlier one of the same
---           request: left, era and paid are those of then; pol: the policy's text now, '' if the bucket has none;
---           paid: of the tokens taken, those for which the flow paid with its right
+-- Reply {1, left, taken, era, again, pol, paid}: taken by this call, or, if again is 1, by an earlier call of the same
+--           request. left, era and paid are those of the call that took the tokens. pol is the policy's text now, '' if
+--           the bucket has none. paid is the number of tokens for which the flow paid with its right
 --       {0, left, wait_us, era, index, last_us, now_us, pol}: denied, as in denial; a denial is not remembered
 --       {2}: no such bucket; nothing is created
 --       {3, k}: KEYS k holds something else

@@ -30,7 +30,7 @@ local function pay_back(turn, n)
   spent = true
 end
 
--- charge has a flow pay for n tokens, whether it has a right to them or not.
+-- charge makes a flow pay for n tokens, whether it has a right to them or not.
 local function charge(turn, n)
   local at = right(turn.flow, turn.narrow, turn.wide)
   if not at then return end
