@@ -9,8 +9,8 @@ import (
 
 // Limiter has tokens to take. A fetch.Client, Many and every limiter below this package are Limiters.
 type Limiter interface {
-	// Take takes n tokens, all or nothing. A denial is a result. Every Limiter knows fetch.WithTimeout; an option that
-	// it doesn't know is fetch.ErrInvalidOption.
+	// Take takes n tokens, all or nothing. A denial is a result, not an error. Every Limiter accepts fetch.WithTimeout.
+	// For an option that it doesn't accept, it returns fetch.ErrInvalidOption.
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 }
 

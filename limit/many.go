@@ -28,8 +28,8 @@ func CheckName(name string) error { return decide.CheckName(name) }
 var (
 	// ErrConfig is returned for limits that can't be decided together.
 	ErrConfig = errors.New("limit: bad config")
-	// ErrSlots is returned for keys that a Cluster keeps in different slots, so
-	// that no script can see them together. One key for all limits always works.
+	// ErrSlots is returned for keys that a Cluster keeps in different slots, so that one script can't use all of them. One
+	// key for all limits always works.
 	ErrSlots = errors.New("limit: keys are in different cluster slots")
 )
 
@@ -173,8 +173,8 @@ func (m *Many) Peek(ctx context.Context, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Peek, 1, keys, nil)
 }
 
-// Return gives n tokens back to every limit, to the windows that are under way; a limit of pacing takes no place back.
-// It is for tokens without a Decision.
+// Return gives n tokens back to every limit. Limits with windows return them to the present window, and a limit of
+// pacing takes no place back. It is for tokens without a Decision.
 func (m *Many) Return(ctx context.Context, key string, n int64) error {
 	_, err := m.do(ctx, decide.Return, n, []string{key}, nil)
 	return err

@@ -8,15 +8,16 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// Outcome is how a server answers a caller if there was no decision about its tokens. The middlewares and the sidecar
-// get it from [OutcomeOf]. If Open is set, a middleware answers that it is unavailable, because its client has not
-// caused the error. Otherwise a missing bucket would be a 404, as if the page were missing.
+// Outcome is the answer of a server to a caller if there was no decision about its tokens. The middlewares and the
+// sidecar get it from [OutcomeOf]. If Open is set, its client has not caused the error, so a middleware answers that it
+// is unavailable, whatever HTTP says. Otherwise a missing bucket would be a 404, as if the page were missing.
 type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status
 	GRPC uint32 // the status, as google.golang.org/grpc/codes numbers it
-	// Open reports whether a server that fails open lets the caller pass. It is false where the caller made the error, and
-	// where letting it pass would turn the limit off: a flood of new keys that a template refuses is a denial.
+	// Open reports whether a server that fails open lets the caller pass. It is false if the caller caused the error. It
+	// is also false if letting the caller pass would turn the limit off, as with a flood of new keys that a template
+	// refuses.
 	Open bool
 }
 

@@ -15,7 +15,7 @@ import (
 // resetBatch bounds the number of keys in one command of Reset, so that takes are served between the commands.
 const resetBatch = 500
 
-// suffixes are those of the keys in which limiters keep state. Refilled buckets have other suffixes.
+// suffixes are the suffixes of the keys in which limiters keep state. Keys of refilled buckets have other suffixes.
 var suffixes = []string{":lazy", ":win", ":sld", ":pace", ":sched"}
 
 // Reset drops the state that limiters keep in Redis for all keys with the prefix: lazy buckets become full, windows
@@ -91,8 +91,7 @@ func resetServer(ctx context.Context, c redis.Cmdable, prefix string) (total int
 	}
 }
 
-// isState reports whether a Redis key is one of a limiter's: {K}:suffix or
-// {K}:suffix:name.
+// isState reports whether a Redis key is a limiter's: {K}:suffix or {K}:suffix:name.
 func isState(key string) bool {
 	_, rest, _ := strings.Cut(key, "}")
 	for _, s := range suffixes {

@@ -44,7 +44,7 @@ type PoolStatus struct {
 	Rate     string         `json:"rate,omitempty"` // empty if the pool was removed from the configuration
 	Capacity int64          `json:"capacity,omitempty"`
 	Open     bool           `json:"open"`            // it lends more than floors
-	Waits    []string       `json:"waits,omitempty"` // the regions that must acknowledge it or be fenced before it lends more
+	Waits    []string       `json:"waits,omitempty"` // it opens when these have acknowledged it or are fenced
 	Regions  []RegionStatus `json:"regions"`
 }
 

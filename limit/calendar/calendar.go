@@ -1,9 +1,9 @@
 // Package calendar divides time into the minutes, hours, days, weeks and months of a time zone.
 //
-// Each instant is in exactly one stretch of a unit. A day begins with the first instant of its date, so the day on
-// which summer time begins has 23 hours, and one without a midnight begins when the clock jumps over it. Weeks begin on
-// Monday. An hour that the clock shows twice is two hours, and a stretch never crosses a change of the zone's offset
-// within an hour. The time zones are those of package time.
+// Each instant is in exactly one stretch of a unit. A day begins with the first instant of its date. So the day on
+// which summer time begins has 23 hours, and a day without a midnight begins when the clock jumps over midnight. Weeks
+// begin on Monday. An hour that the clock shows twice is two hours. Minutes and hours never cross a change of the
+// zone's offset. The time zones are those of package time.
 package calendar
 
 import (
@@ -31,7 +31,7 @@ var names = []string{"", "minute", "hour", "day", "week", "month"}
 
 const day = 24 * time.Hour
 
-// usual are the lengths of the units, and longest are bounds for them, whatever the zone.
+// usual are the usual lengths of the units, and longest are bounds for their lengths in any zone.
 var (
 	usual   = []time.Duration{0, time.Minute, time.Hour, day, 7 * day, 30 * day}
 	longest = []time.Duration{0, time.Minute, time.Hour, 49 * time.Hour, 9 * day, 33 * day}

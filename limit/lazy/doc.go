@@ -1,24 +1,23 @@
-// Package lazy is a bucket that no refiller refills: it is credited when it is
-// asked, for the time since.
+// Package lazy is a bucket that no refiller refills. Each take first credits the bucket for the time since the take
+// before.
 //
-// It is the limiter for the long tail, such as millions of keys, one for each
-// user. A bucket of capacity C and rate R admits at most C + R·d tokens in any
-// time d, exactly: fractions of a token are kept, and what falls due while the
-// bucket is full is never counted later.
+// Use it for very many keys that are used rarely, such as one for each of millions of users. A bucket of capacity C and
+// rate R admits at most C + R·d tokens in any time d. This bound is exact: fractions of a token are kept, and tokens
+// that fall due while the bucket is full are never credited later.
 //
 // # What is stored
 //
-// A bucket K is one integer at {K}:lazy: the instant at which it will be full. A full bucket has no key at all, so the
-// key of an unused bucket expires when its bucket would be full again (see [Config.DrainTime]). The clock is the
-// server's; a caller's clock has no effect. If the server's clock goes back, a bucket is at worst empty until the clock
-// reaches its former time, and denials say how long that is. The key is not corrected, because a smaller capacity in
-// another program has the same appearance as a clock that went back. Then tokens would be minted each time that both
-// programs take. Deleting {K}:lazy fills the bucket.
+// A bucket K is one integer at {K}:lazy: the instant at which it will be full. A full bucket has no key, so the key of
+// an unused bucket expires when the bucket would be full again (see [Config.DrainTime]).
 //
-// The instant is exact where a token is no whole number of microseconds, as at
-// 7/m: the key expires with the instant's millisecond and holds by how much the
-// instant is earlier, in the fractions of the rate. A change of the policy keeps
-// the time until the bucket is full; of the rate, to the millisecond.
+// The clock is the server's; a caller's clock has no effect. If the server's clock goes back, a bucket is at worst
+// empty until the clock reaches its former time, and denials say how long that is. Deleting {K}:lazy fills the bucket.
+// The limiter itself doesn't correct the key, because it can't distinguish a clock that went back from a program with a
+// larger capacity. Otherwise tokens would be minted whenever programs with two capacities use the bucket in turn.
 //
-// Package limit says what its Limiter has in common with the others.
+// The instant is exact even if a token takes no whole number of microseconds, as at 7/m: the key expires with the
+// instant's millisecond, and its value is how much earlier the instant is, in the fractions of the rate. A change of
+// the policy keeps the time until the bucket is full. If the rate changes, it keeps that time to the millisecond.
+//
+// The documentation of package limit applies to this Limiter, too.
 package lazy

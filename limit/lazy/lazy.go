@@ -42,7 +42,7 @@ func (c Config) Validate() error {
 	return err
 }
 
-// rule returns what the limit is in a decision of several.
+// rule returns the limit as a Rule, of which one decision may have several.
 func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err
@@ -75,7 +75,7 @@ func (c Config) DrainTime() time.Duration {
 // Limiter limits any number of buckets with one Config. It is safe for concurrent use.
 type Limiter struct {
 	core decide.Limiter
-	fill time.Duration // from one token to all, rounded down
+	fill time.Duration // time from one token to all tokens, rounded down
 }
 
 // New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
@@ -119,8 +119,9 @@ func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch
 	return err
 }
 
-// Next returns how long after a take or peek with the result r its bucket has a token again, if no other caller takes
-// any: 0 if it has one. It is for callers that were admitted; after a denial RetryAfter is the time to wait.
+// Next returns the time after a take or peek with the result r until its bucket has a token again, if no other caller
+// takes any. It is 0 if the bucket has one. Next is for callers that were admitted; after a denial RetryAfter is the
+// time to wait.
 func (l *Limiter) Next(r fetch.Result) time.Duration {
 	if r.Remaining > 0 {
 		return 0

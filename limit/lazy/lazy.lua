@@ -1,8 +1,7 @@
 
--- lazy: a bucket credited when it is asked. Its numbers: a rate of tokens per per_us, in lowest terms, and the
--- capacity.
--- The key holds the instant at which the bucket is full. What the bucket lacks is the credit of the time until then, so
--- a full bucket is no key, and time that passes while it is full brings nothing.
+-- lazy: a bucket that each call first credits. Its numbers: a rate of tokens per per_us, in lowest terms, and the
+-- capacity. The key holds the instant at which the bucket is full. The bucket lacks the tokens that fall due until
+-- then. So a full bucket has no key, and time that passes while it is full adds nothing.
 rules.lazy = function(key, what, n, now, tokens, per_us, capacity)
   local full = capacity * per_us
   local lacks = ahead(key, now, tokens)

@@ -17,7 +17,7 @@ func newModel(r decide.Rule) decide.Model[decide.Instant] {
 func (m model) Step(s decide.Instant, what decide.What, n, _, now int64) (decide.Instant, decide.Outcome) {
 	full := m.capacity * m.Per
 	lacks := m.Ahead(s, now)
-	cost := full + 1 // more than fits, where the product would overflow
+	cost := full + 1 // more than fits; n times Per could overflow
 	if n <= m.capacity {
 		cost = n * m.Per
 	}

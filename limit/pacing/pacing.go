@@ -41,7 +41,7 @@ func (c Config) Validate() error {
 	return err
 }
 
-// rule returns what the limit is in a decision of several.
+// rule returns the limit as a Rule, of which one decision may have several.
 func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err
@@ -57,7 +57,7 @@ func (c Config) rule() (decide.Rule, error) {
 		return decide.Rule{}, fmt.Errorf("max wait: at %s, %s has more than %d places; want at most %s", c.Rate, c.MaxWait,
 			int64(policy.MaxTokens), c.Rate.TimeFor(policy.MaxTokens)-time.Microsecond)
 	}
-	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may start when the last one is left
+	s, err := decide.NewSpacing(c.Rate, 2*places) // a take of all places may begin at the last place
 	if err != nil {
 		return decide.Rule{}, err
 	}

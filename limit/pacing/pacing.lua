@@ -1,8 +1,7 @@
 
 -- pacing: a queue whose places are evenly spaced. Its numbers: a rate of tokens per per_us, in lowest terms, and the
--- longest wait in µs.
--- The key holds the instant of the next free place; no key means that it is now. A place can't be given back: those
--- behind it know their times.
+-- longest wait in µs. The key holds the instant of the next free place. Without a key the next free place is now. A
+-- place can't be given back, because the later takers already have their times.
 rules.pacing = function(key, what, n, now, tokens, per_us, longest_us)
   local longest = longest_us * tokens
   local wait = ahead(key, now, tokens)

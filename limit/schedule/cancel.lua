@@ -1,4 +1,4 @@
--- cancel: reservations whose instant is to come.
+-- cancel: cancels reservations of an instant that has not passed.
 --
 -- KEYS  1 {K}:sched, as in reserve
 -- ARGV  1 id
@@ -8,7 +8,7 @@
 --       {0}: there is none with this id, or its instant has passed
 --       {3}: the key holds something else
 --
--- The key keeps its expiry, which is at worst later than it need be.
+-- The key keeps its expiry, which may then be later than necessary.
 --#include shared/unwritten
 local held = redis.pcall('ZSCORE', KEYS[1], ARGV[1])
 if type(held) == 'table' then

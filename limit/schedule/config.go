@@ -19,7 +19,7 @@ const (
 	MaxHorizon = 5 * policy.MaxPer
 )
 
-// rounds bounds the calls of one answer.
+// rounds is the most calls that one answer needs.
 const rounds = 32
 
 // DefaultHorizon is the Horizon where none is given.
@@ -44,19 +44,19 @@ var (
 
 // Window is a number of reservations per time: in any stretch of a length, or in each stretch of the calendar.
 type Window struct {
-	// Name is what a denial calls the window; "5 per 1h0m0s" or "5 per day" if it is empty.
+	// Name is the name of the window in a denial. If it is empty, the name is such as "5 per 1h0m0s" or "5 per day".
 	Name string
 	// Limit is the most reservations, 1 to MaxLimit.
 	Limit int64
-	// Length is that of a window that slides: a whole number of microseconds, 1µs to policy.MaxPer.
+	// Length is the length of a window that slides: a whole number of microseconds, 1µs to policy.MaxPer.
 	Length time.Duration
-	// Per is the stretch of the calendar, instead of a Length.
+	// Per is the unit of the calendar, for a window without a Length.
 	Per calendar.Unit
 	// In is the time zone of the calendar; nil is UTC.
 	In *time.Location
 }
 
-// length returns that of the window, at most.
+// length returns the length of the window, at most.
 func (w Window) length() time.Duration {
 	if w.Per.Valid() {
 		return w.Per.Longest()
@@ -64,7 +64,7 @@ func (w Window) length() time.Duration {
 	return w.Length
 }
 
-// shortest is how often, in a long time, the window's limit counts anew, at most.
+// shortest returns the shortest length of a window: an hour less than a day where summer time begins, for example.
 func (w Window) shortest() time.Duration {
 	switch w.Per {
 	case calendar.Day:
@@ -99,7 +99,7 @@ type Config struct {
 	// Name distinguishes schedules that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:sched
 	// becomes {K}:sched:name.
 	Name string
-	// Windows all hold, in any order: 1 to MaxWindows.
+	// Windows has 1 to MaxWindows windows. All of them apply, and their order has no effect.
 	Windows []Window
 	// Horizon is how far ahead an instant may be, in whole microseconds, 1µs to
 	// MaxHorizon; 0 means DefaultHorizon.
@@ -140,8 +140,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// MaxReservations returns the most entries that a schedule can ever hold: what the strictest window admits from one
-// longest window back up to the horizon.
+// MaxReservations returns the most entries that a schedule can ever hold. That is the number that the strictest window
+// admits in the time from one longest window ago up to the horizon.
 func (c Config) MaxReservations() int64 {
 	most := int64(1<<63 - 1)
 	for _, w := range c.Windows {
@@ -151,7 +151,7 @@ func (c Config) MaxReservations() int64 {
 	return most
 }
 
-// limit returns the smallest of the windows'.
+// limit returns the smallest limit of the windows.
 func (c Config) limit() int64 {
 	least := int64(MaxLimit)
 	for _, w := range c.Windows {

@@ -1,21 +1,18 @@
-// Package schedule answers whether something may be done at an instant to come,
-// and reserves it: a mail at 9:00 tomorrow, when at most 1 goes out per minute,
-// 5 per hour and 10 per day.
+// Package schedule reserves future instants under limits. For example, it answers whether a mail may be sent at 9:00
+// tomorrow, if at most 1 mail is sent per minute, 5 per hour and 10 per day.
 //
 // # The rule
 //
 // A reservation is admitted if each [Window] has room at the instant. A window
 // is of one of two kinds:
 //
-//   - One with a Length slides: every stretch of time of that length which
-//     contains the instant holds at most Limit reservations, this one included.
-//     Neighbours on both sides count, whatever the order in which they were
-//     reserved. It knows nothing of midnight, time zones or summer time, only of
-//     instants. A stretch includes its beginning and not its end, so with 1 per
-//     minute 12:00:00 and 12:01:00 both fit.
-//   - One with Per counts in the minute, hour, day, week or month of the calendar
-//     that contains the instant, in a time zone (see package calendar). It admits
-//     up to twice its Limit around its edge: ten before midnight, ten after.
+//   - One with a Length slides: every stretch of time of that length which contains the instant holds at most Limit
+//     reservations, this one included. Earlier and later reservations count, whatever the order in which they were
+//     made. Midnight, time zones and summer time have no effect. A stretch includes its beginning and not its end, so
+//     with 1 per minute 12:00:00 and 12:01:00 both fit.
+//   - One with Per counts in the minute, hour, day, week or month of the calendar that contains the instant, in a time
+//     zone (see package calendar). It admits up to twice its Limit around an edge, such as ten before midnight and ten
+//     after it.
 //
 // One Config may have both kinds. Instants are whole microseconds; a finer one is rounded down.
 //
@@ -24,15 +21,14 @@
 //
 // # Ids
 //
-// Every reservation has an id of the caller's. Reserving the same id for the
-// same instant again changes nothing and is admitted, so a call whose reply was
-// lost is made again; for another instant it is [ErrIDTaken]. [Limiter.Cancel]
-// gives the instant back; one that has passed stays, since what was sent counts.
+// The caller gives each reservation an id. If the same id is reserved for the same instant again, nothing changes and
+// the answer is the same. So a call whose reply was lost can be repeated. For another instant the error is
+// [ErrIDTaken]. [Limiter.Cancel] gives an instant back, unless it has passed.
 //
 // # As a limiter of requests
 //
 // [Limiter.Take] reserves the present instant, so the middlewares can use a schedule like any other limiter.
 // Reservations for later instants count.
 //
-// [Limiter] describes what is stored. Package limit describes what all limiters have in common.
+// [Limiter] describes what is stored. The documentation of package limit applies to this Limiter, too.
 package schedule

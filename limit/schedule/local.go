@@ -16,7 +16,7 @@ type local struct {
 
 	mu    sync.Mutex
 	keys  map[string][]entry // sorted by instant, then id
-	sweep int                // the number of keys at which the expired are dropped
+	sweep int                // the number of keys at which expired schedules are dropped
 }
 
 type entry struct {
@@ -28,7 +28,7 @@ func (e entry) compare(o entry) int { return cmp.Or(cmp.Compare(e.at, o.at), cmp
 
 const (
 	firstSweep = 1024
-	steps      = 32 * rounds // of a search, which then ends early
+	steps      = 32 * rounds // the most steps of a search, after which it ends early
 )
 
 func newLocal(cfg Config, now func() time.Time) *local {
@@ -82,7 +82,8 @@ func (l *local) reserve(ctx context.Context, key string, c call) (answer, error)
 	return a, nil
 }
 
-// find returns how many fit at an instant, the windows without room for n, and the next instant with some.
+// find returns how many reservations fit at an instant, the windows without room for n, and the next instant at which n
+// fit.
 func (l *local) find(entries []entry, at, n int64) answer {
 	a := answer{next: at, left: MaxLimit}
 	for i, w := range l.config.Windows {
@@ -130,7 +131,7 @@ func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	if ahead := int64(hi - mid); ahead+n > w.Limit {
 		return w.Limit - ahead, entries[mid].at + length
 	}
-	most, last := int64(0), lo // last is behind what the stretch holds
+	most, last := int64(0), lo // last is the index after the reservations of the stretch
 	free = t
 	for first := lo; first <= mid; first++ {
 		begin := t
@@ -149,7 +150,8 @@ func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	return w.Limit - most, free
 }
 
-// held returns a key's reservations; none once the last one is in no window with an instant to come.
+// held returns a key's reservations. It returns none if all of them are so old that no window with a future instant
+// contains them.
 func (l *local) held(key string, now int64) []entry {
 	entries := l.keys[key]
 	if n := len(entries); n == 0 || entries[n-1].at+l.config.longest().Microseconds() <= now {
@@ -158,7 +160,7 @@ func (l *local) held(key string, now int64) []entry {
 	return entries
 }
 
-// drop forgets the schedules that are over, when their number has doubled.
+// drop removes schedules whose reservations are all too old, each time that the number of schedules has doubled.
 func (l *local) drop(now int64) {
 	if len(l.keys) < l.sweep {
 		return

@@ -1,4 +1,4 @@
--- reserve: an instant to come, or the present one, if every window that contains it has room.
+-- reserve: reserves a future instant, or the present one, if every window that contains it has room.
 --
 -- KEYS  1 {K}:sched  a sorted set: id by instant, Unix µs
 -- ARGV  1 id
@@ -7,18 +7,18 @@
 --       4 1 reserve, 0 only check
 --       5 horizon_us: the furthest instant ahead of now
 --       6 longest_us: the length of the longest window
---       then four for each window: its limit; its length in µs, 0 for one of the calendar; and, of the calendar, the
---       beginning and the end of the window that contains the instant, Unix µs
+--       then four for each window: its limit; its length in µs, 0 for a window of the calendar; and, for such a window,
+--       the beginning and the end of the one that contains the instant, Unix µs
 -- Reply {1, now_us, left, until_us}: reserved, or they would fit; left is how many more fit at this instant, until_us
 --       when nothing needs to be stored any more
---       {2, now_us, left, until_us}: so it was before
---       {0, now_us, next_us, sure, left, w, ...}: denied by windows w, the first being 1; before next_us they don't
---       fit, and if sure is 1, then they do; left is how many fit at the instant
+--       {2, now_us, left, until_us}: the id was reserved for this instant before
+--       {0, now_us, next_us, sure, left, w, ...}: denied by windows w, counted from 1. Before next_us the reservations
+--       don't fit. If sure is 1, they fit at next_us. left is how many fit at the instant
 --       {3}: the key holds something else
 --       {4, at_us}: the id is reserved for another instant
 --       {5, now_us}: the instant has passed
 --       {6, now_us}: the instant is beyond the horizon
---       {7, now_us}: it is now in another window of the calendar
+--       {7, now_us}: the present window of the calendar is not the given one
 --#include shared/unwritten
 local FIRST = 7 -- the first argument of a window
 -- The most work of a call, in reservations that are read. A search for the next instant that needs more ends early.
@@ -58,9 +58,10 @@ for i = FIRST, #ARGV, 4 do
 end
 local spent = 0
 
--- counted returns how many more fit at instant t in window w, as far as counts say, an instant before which n don't fit
--- if these are fewer than n, and, of a window that slides, how many lie behind and ahead of t. It returns nothing at an
--- instant that is not in the window of the calendar that the caller gave.
+-- counted computes, from the numbers of reservations on both sides of instant t, how many more fit at t in window w. If
+-- they are fewer than n, it also returns an instant before which n don't fit. For a window that slides, it also returns
+-- how many reservations lie before t and after t. If t is not in the window of the calendar that the caller gave, it
+-- returns nothing.
 local function counted(t, w)
   local limit, length = limits[w], lengths[w]
   if length == 0 then
@@ -84,10 +85,11 @@ local function counted(t, w)
   return limit - behind - ahead, t, behind, ahead
 end
 
--- fullest returns how many of the instants near, sorted, lie in the fullest stretch that contains t, and an instant
--- before which n more don't fit, if they don't at t. The first starts of near are at or before t, and behind of these
--- within a length, as ahead are of those after t. Every stretch that contains t is seen in the one of them that begins
--- with its first reservation, or with t.
+-- fullest returns how many of the sorted instants near lie in the fullest stretch that contains t. If n more don't fit
+-- at t, it also returns an instant before which they don't fit. The first starts instants of near are at or before t;
+-- the last behind of these are within a length of t, and so are the first ahead of those after t. It is enough to check
+-- the stretches that begin with a reservation or with t, because any other stretch has no more reservations than one of
+-- them.
 local function fullest(near, starts, t, w, behind, ahead)
   local limit, length = limits[w], lengths[w]
   local oldest, most = starts - behind + 1, math.max(behind, ahead)
@@ -101,16 +103,16 @@ local function fullest(near, starts, t, w, behind, ahead)
   end
 end
 
--- room returns how many more fit at instant t in each window and, if these are fewer than n in one of them, an instant
--- before which n don't fit. A search needs no exact numbers. It gets nothing at an instant that is not in the windows
--- of the calendar that the caller gave, and nothing when the work of the call is done.
+-- room returns how many more fit at instant t in each window. If they are fewer than n in one of them, it also returns
+-- an instant before which n don't fit. For a search the numbers need not be exact. room returns nothing if t is not in
+-- the windows of the calendar that the caller gave, or if the call has done as much work as it may.
 local function room(t, search)
   local more = {}
   local behind = {}
   local ahead = {}
   local crowded = {}
   local free = t
-  -- Of the longest window that needs the instants around t.
+  -- These are for the longest window that needs the instants around t.
   local reach = 0
   local reads = 0
   local starts = 0
@@ -174,7 +176,7 @@ if ARGV[4] == '0' then return {1, now, left, now} end
 
 if not held then
   left = left - n
-  -- What lies a whole window back is in no window with an instant to come.
+  -- A reservation that is a whole longest window old is in no window with a future instant.
   redis.call('ZREMRANGEBYSCORE', key, '-inf', text(now - tonumber(ARGV[6])))
   local score = text(at)
   local added = {score, id}

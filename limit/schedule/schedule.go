@@ -41,7 +41,8 @@ type Entry struct {
 // store keeps schedules. Instants are Unix µs.
 type store interface {
 	reserve(ctx context.Context, key string, c call) (answer, error)
-	// cancel reports whether there was something under the call's id; passed: even if its instant has passed.
+	// cancel removes the reservations under the call's id, and reports whether there were any. If passed is set, it also
+	// removes those whose instant has passed.
 	cancel(ctx context.Context, key string, c call, passed bool) (bool, error)
 	list(ctx context.Context, key string, from, to, most int64) ([]Entry, error)
 	reset(ctx context.Context, key string) error
@@ -77,26 +78,24 @@ const (
 	codeOtherWindow = 7 // now is in another window of the calendar than near
 )
 
-// answer is what a store says to a reservation.
+// answer is the answer of a store to a reservation.
 type answer struct {
 	code   int64
 	now    int64 // for codeIDTaken, the instant that is reserved
 	left   int64
 	until  int64
 	next   int64
-	sure   bool    // at next there is room
-	denied []int64 // windows, the first being 1
+	sure   bool    // next has certainly room
+	denied []int64 // numbers of the windows without room, from 1
 }
 
-// Limiter answers for any number of schedules with one Config.
+// Limiter limits any number of schedules with one Config.
 //
 // # What is stored
 //
-// A schedule K is a sorted set at {K}:sched. Reservations are dropped when they
-// lie a whole longest window back, and the key expires a longest window after
-// its last reservation. The windows themselves bound the number of entries, see
-// [Config.MaxReservations]. When windows change, reservations stay, and count in
-// the new ones.
+// A schedule K is a sorted set at {K}:sched. A reservation is dropped when its instant passed longer ago than the
+// longest window. The key expires one longest window after its last reservation. The windows bound the number of
+// entries: see [Config.MaxReservations]. When windows change, reservations stay, and count in the new windows.
 type Limiter struct {
 	config Config
 	store  store
@@ -113,8 +112,8 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return &Limiter{cfg, shared{engine.NewCommands(rdb, decide.MostCalls), cfg}}, nil
 }
 
-// NewLocal makes a Limiter of this process alone on the clock now, such as
-// time.Now. The errors are ErrConfig.
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -169,7 +168,8 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 	return r, nil
 }
 
-// ask makes a call, and of a denial searches on where the calendar has other windows.
+// ask makes a call. If it is denied at the end of a window of the calendar, ask continues the search in the next
+// windows.
 func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	a, err := l.store.reserve(ctx, key, c)
 	for tries := 0; err == nil && a.code == codeOtherWindow; tries++ {
@@ -203,8 +203,8 @@ func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	return a, nil
 }
 
-// Cancel gives a reserved instant back. It reports false if there is none under
-// the id, or if it has passed.
+// Cancel gives a reserved instant back. It returns false if no instant is reserved under the id, or if the instant has
+// passed.
 func (l *Limiter) Cancel(ctx context.Context, key, id string) (bool, error) {
 	if err := check(key, id); err != nil {
 		return false, err
@@ -220,7 +220,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	return l.store.reset(ctx, key)
 }
 
-// String returns the windows as people say them.
+// String describes the windows.
 func (l *Limiter) String() string {
 	windows := make([]string, len(l.config.Windows))
 	for i, w := range l.config.Windows {
@@ -229,9 +229,8 @@ func (l *Limiter) String() string {
 	return strings.Join(windows, ", ")
 }
 
-// List returns the reservations from an instant on and before another, in their
-// order, at most n of them, 1 to 10,000. Some that have passed are among them if
-// from has.
+// List returns the reservations from the instant from up to, but not including, the instant to, in their order. It
+// returns at most n of them, 1 to 10,000. If from has passed, the list may have reservations that have passed.
 func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n int64) ([]Entry, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return nil, err

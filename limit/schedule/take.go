@@ -13,8 +13,9 @@ import (
 )
 
 // Take reserves the present instant n times, all or nothing; n is at least 1 and at most the smallest limit of the
-// windows. So a schedule can also be used as a limiter of requests, and reservations for later count against the
-// present. Its option is fetch.WithTimeout. After fetch.ErrUnavailable the instant may be reserved.
+// windows. So a schedule can also be used as a limiter of requests. Reservations for later instants count in the
+// windows of the present instant. Its option is fetch.WithTimeout. After fetch.ErrUnavailable the instant may be
+// reserved.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.present(ctx, key, n, false, opts)
 }
@@ -40,8 +41,8 @@ func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return err
 }
 
-// Window returns the length of the window with the smallest limit, and the longest of these; of the calendar, its usual
-// one.
+// Window returns the length of the window with the smallest limit. If several windows have that limit, it is the
+// longest of them. For a window of the calendar it is the usual length.
 func (l *Limiter) Window() time.Duration {
 	var length time.Duration
 	for _, w := range l.config.Windows {
@@ -56,7 +57,7 @@ func (l *Limiter) Window() time.Duration {
 	return length
 }
 
-// present asks about the present instant.
+// present reserves the present instant n times, or only checks it if peek is set.
 func (l *Limiter) present(ctx context.Context, key string, n int64, peek bool, opts []fetch.CallOption) (fetch.Result,
 	error) {
 	if n < 1 {

@@ -1,30 +1,27 @@
-// Package window counts the tokens in a window of time: limit, remaining, reset.
+// Package window limits the tokens that are taken in a window of time.
 //
 // # Which kind
 //
-// A [Fixed] window starts at a key's first take and ends its length later; then the next take starts a new one. It is
-// the smallest and the easiest to explain, and it admits up to 2·Limit around an edge: with 100 tokens a minute, 100
-// takes at 0:59.9 of one window and 100 at 0:00.1 of the next are 200 takes in 0.2 seconds.
+// A [Fixed] window starts at a key's first take and ends its length later. The next take after that starts a new one.
+// It needs the least memory and is the easiest to explain, but it admits up to 2·Limit around an edge: with 100 tokens
+// a minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next are 200 takes in 0.2 seconds.
 //
-// With [Config.Per] a fixed window is a minute, hour, day, week or month of the
-// calendar in a time zone, for "1,000 a day" that begins anew at midnight. The
-// server's clock decides which one it is. To reserve instants to come under such
-// windows, use package schedule; to have a bucket refilled at midnight, a
-// calendar (cron) in its policy.
+// With [Config.Per] a fixed window is a minute, hour, day, week or month of the calendar in a time zone. So "1,000 a
+// day" begins anew at midnight. The server's clock decides in which window a take is. To reserve future instants under
+// such windows, use package schedule. For a bucket that is refilled at midnight, use a calendar (cron) in its policy.
 //
-// A [Sliding] window admits at most Limit tokens in any stretch of time as long
-// as the window, edges or not. It counts in [Slots] slots, so a token comes back
-// up to a tenth of the window later than its take is old: a caller that always
-// takes all it can get has Limit tokens in 1.1 windows at the worst.
+// A [Sliding] window admits at most Limit tokens in any stretch of time as long as the window; there are no edges. It
+// counts in [Slots] slots. So a token comes back when its take is one window old, or up to a tenth of a window later. A
+// caller that always takes all it can get has at worst Limit tokens in 1.1 windows.
 //
-// A take that is denied counts for nothing in either.
+// A take that is denied is not counted, in both kinds.
 //
 // # A limit that changes
 //
-// A changed limit is in force at once, in both kinds, and earlier takes of the window count against it: raised from 5
-// to 1,000 after 2 takes it leaves 998. Lowered to 10 after 50 takes it leaves none until the window ends or, in a
-// sliding window, enough takes have left it.
+// A changed limit is in force at once, in both kinds, and earlier takes of the window count against it. For example, if
+// it is raised from 5 to 1,000 after 2 takes, 998 tokens are left. If it is lowered to 10 after 50 takes, none are left
+// until the window ends or, in a sliding window, until enough takes have left it.
 //
-// [Limiter] describes a changed length and what is stored. Package limit says what its Limiter has in common with the
-// others.
+// [Limiter] describes what is stored, and what happens if the length changes. The documentation of package limit
+// applies to this Limiter, too.
 package window

@@ -1,9 +1,9 @@
 
--- fixed: tokens per window, which starts at its first take, or is one of the calendar. Its numbers: the limit, the
--- window in ms and, of the calendar, its end in ms, else 0.
--- The key holds the tokens taken, so that a changed limit counts them, and expires with the window, whose name is its
--- end in ms. A number below zero counts as none. A key without an expiry, which INCR makes of a missing one, belongs to
--- no window.
+-- fixed: tokens per window, which starts at its first take, or is a window of the calendar. Its numbers: the limit; the
+-- length of the window in ms; and, for a window of the calendar, its end in ms, otherwise 0. The key holds the number
+-- of tokens taken, so that a changed limit counts them. It expires with the window. The end of the window in ms names
+-- the window. A number below zero counts as 0. A key without an expiry, which INCR of a client creates, belongs to no
+-- window.
 rules.fixed = function(key, what, n, now, limit, window_ms, calendar_ms, window)
   local now_ms = math.floor(now / 1000)
   local ends = 0

@@ -1,10 +1,10 @@
 
 -- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and
 -- the number of slots in a window.
--- The key holds the newest slot with a take, the length of its slots in µs, then the tokens taken in it and in each
--- slot before it. Slots of another length are another program's, or from before a change: a take in one of them counts
--- in the slot that contains its end, so never too short. A take counts until its whole slot has left the window. What
--- is returned goes back to its slot; not known, to the oldest ones.
+-- The key holds the newest slot with a take, the length of the slots in µs, and then the tokens taken in it and in each
+-- slot before it. If the slots have another length, another program wrote them, or the length was changed. The tokens of
+-- such a slot count in the slot that contains its end, so they never count too short. Tokens count until their whole
+-- slot has left the window. Those that are returned go back to their slot or, if that isn't known, to the oldest slots.
 rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
   local v = get_text(key)
   if v == false or v and not string.find(v, '^%d+ [1-9]%d*[ %d]*$') then return nil end
@@ -16,7 +16,7 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
     local newest, length, rest = string.match(v, '^(%d+) (%d+)(.*)$')
     local ends = (newest + 1) * length
     for word in string.gmatch(rest, '%d+') do
-      -- An end to come, or a clock that went back: as if taken now.
+      -- The end of the slot is in the future, or the clock went back: the tokens count as taken now.
       local age = math.max(0, slot - math.floor((ends - 1) / slot_us))
       if age <= slots then taken[age], used = taken[age] + tonumber(word), used + tonumber(word) end
       ends = ends - length
@@ -46,7 +46,7 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
     if what == 1 then
       taken[0], used = taken[0] + n, used + n
     else
-      -- From the oldest on: what stays counts longer than what is given back.
+      -- Tokens are removed from the oldest slot first, so that those that remain count longer.
       local first, last = slots, 0
       if window > 0 then first, last = math.min(slots, slot - window), math.max(0, slot - window) end
       for age = first, last, -1 do

@@ -49,7 +49,7 @@ type Config struct {
 	Limit int64
 	// Window is its length: whole milliseconds, 1ms to policy.MaxPer.
 	Window time.Duration
-	// Per is, instead of a Window, the stretch of the calendar that a Fixed window is: a day from midnight to midnight.
+	// Per makes a Fixed window a unit of the calendar, such as a day from midnight to midnight. Window is then 0.
 	Per calendar.Unit
 	// In is the time zone of the calendar; nil is UTC.
 	In *time.Location
@@ -63,7 +63,7 @@ func (c Config) Validate() error {
 	return err
 }
 
-// rule returns what the limit is in a decision of several.
+// rule returns the limit as a Rule, of which one decision may have several.
 func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err

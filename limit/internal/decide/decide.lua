@@ -3,21 +3,21 @@
 -- KEYS  one for each limit
 -- ARGV  1 what to do: 1 take, 0 peek, -1 return
 --       2 n: tokens, at least 1
---       then five for each limit: the name of its rule, the rule's three numbers, and of a return the window from which
---       the tokens come, 0 if that is not known
+--       then five for each limit: the name of its rule, the rule's three numbers, and, for a return, the window from
+--       which the tokens are, 0 if that is not known
 -- Reply {1, now_us, ...}: taken, peeked or returned
 --       {0, now_us, ...}: denied; nothing is taken from any limit
 --       both with six integers for each limit: 1 if n tokens fit, else 0; tokens left; wait_us until n tokens fit;
 --       reset_us until nothing needs to be stored; delay_us before the tokens may be used; more_us until there are more
 --       tokens than are left, 0 if all are there
 --       {3, i}: KEYS i holds something else; nothing is taken
---       {4, now_us}: it is now in another window of the calendar than the numbers say; nothing is taken
+--       {4, now_us}: the present window of the calendar is not the one in the numbers; nothing is taken
 --
--- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key and returns whether n
--- tokens fit; the tokens left, wait_us, reset_us, delay_us and more_us as they are without this call; and a function
--- that writes and returns tokens left, reset_us and more_us after it. It returns nil if the key holds something else,
--- and nil, true if it is now in another window of the calendar. Only when every rule has read does one write. Rules may
--- use what redis and ahead define.
+-- A rule is a function of key, what, n, now, its three numbers and the window. It reads its key, and writes nothing. It
+-- returns whether n tokens fit; the tokens left, wait_us, reset_us, delay_us and more_us before this call; and a
+-- function that writes, and returns tokens left, reset_us and more_us after the call. It returns nil if the key holds
+-- something else. It returns nil, true if the present window of the calendar is not the one in its numbers. The
+-- functions that write are called after every rule has read. Rules may use the functions of redis and ahead.
 --#include shared/redis
 --#include shared/ahead
 --#include shared/unwritten

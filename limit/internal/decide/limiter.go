@@ -11,13 +11,13 @@ import (
 	"github.com/tokenrefill/refiller/internal/redisclient"
 )
 
-// Limiter is a rule with what answers for it.
+// Limiter is a rule with the Engine that decides by it.
 type Limiter struct {
 	Rule   Rule
 	Engine Engine
 }
 
-// OnRedis makes the Limiter of a config's rule that asks Redis.
+// OnRedis makes a Limiter of a config's rule whose state is in Redis.
 func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, error) {
 	if redisclient.IsNil(rdb) {
 		return Limiter{}, errNoRedis
@@ -29,8 +29,7 @@ func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, e
 	return Limiter{r, NewScript(rdb, r)}, nil
 }
 
-// InProcess makes the Limiter of a config's rule that asks this process's memory,
-// on the clock now.
+// InProcess makes a Limiter of a config's rule whose state is in this process's memory, on the clock now.
 func InProcess(now func() time.Time, config func() (Rule, error)) (Limiter, error) {
 	if now == nil {
 		return Limiter{}, errNoClock
@@ -76,7 +75,7 @@ func (l *Limiter) Reset(ctx context.Context, key string) error {
 	return l.Engine.Reset(ctx, Ask{Key: key})
 }
 
-// Within is ctx with the timeout among a call's options.
+// Within returns ctx with the timeout that the options of a call set.
 func Within(ctx context.Context, opts []fetch.CallOption) (context.Context, context.CancelFunc, error) {
 	d := time.Duration(0)
 	for _, o := range opts {

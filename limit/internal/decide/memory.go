@@ -10,8 +10,8 @@ import (
 // Model is a rule in Go: it computes what the script does. S is the state that is stored for one key. The zero value
 // means that nothing is stored.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs, of a return with the era of the tokens, and returns what is stored then: s,
-	// where the script writes nothing.
+	// Step answers a call at now, Unix µs. era is for a return: the era of the tokens. Step returns the state that is
+	// stored afterwards, which is s if the script would write nothing.
 	Step(s S, what What, n, era, now int64) (after S, o Outcome)
 	// Until returns the instant (Unix µs) at which the state s expires. From then on s is equivalent to the zero value.
 	Until(s S) int64
@@ -128,7 +128,7 @@ type table interface {
 type states[S any] struct {
 	model Model[S]
 	keys  map[string]S
-	sweep int // the number of keys at which the expired are dropped
+	sweep int // the number of keys at which expired states are dropped
 }
 
 const firstSweep = 1024

@@ -20,16 +20,17 @@ var source string
 type Rule struct {
 	Name   string        // distinguishes limits of one kind on the same key; may be empty
 	Kind   string        // the name of the rule in the script
-	Suffix string        // of the rule's key in Redis
+	Suffix string        // the end of the rule's key in Redis
 	Source string        // the rule in Lua
 	Args   [3]int64      // the rule's numbers
 	Text   string        // the limit as people say it
 	Limit  int64         // the most tokens that can ever fit
-	Window time.Duration // the time for which Limit speaks
-	// Span is the window of the calendar that contains an instant, in Unix µs; nil: the rule follows no calendar. Its
-	// length and its end, in ms, are the rule's second and third number in each call.
+	Window time.Duration // the time to which Limit refers
+	// Span returns the window of the calendar that contains an instant, in Unix µs; nil if the rule follows no calendar.
+	// The length and the end of the window, in ms, are the rule's second and third number in each call.
 	Span func(at int64) (begin, end int64)
-	// Era names the window in which tokens were taken at an instant with the outcome; nil: they are of no window.
+	// Era returns a number that names the window in which tokens were taken at an instant with the outcome; nil if the
+	// rule has no windows.
 	Era   func(now int64, o *Outcome) int64
 	table func() table // an empty one; see WithModel
 }
@@ -37,8 +38,8 @@ type Rule struct {
 // rules make the Rule of a config, by its type.
 var rules = map[reflect.Type]func(any) (Rule, error){}
 
-// Define has RuleOf make the Rule of each config of type C by rule. Only packages that are initialised call it. So the
-// type of a config needs no method that shows a Rule.
+// Define makes RuleOf use the function rule for configs of type C. It is called only while packages are initialised. So
+// the type of a config needs no exported method that returns a Rule.
 func Define[C any](rule func(C) (Rule, error)) {
 	rules[reflect.TypeFor[C]()] = func(config any) (Rule, error) { return rule(config.(C)) }
 }
@@ -94,7 +95,7 @@ func (r *Rule) numbers(near int64) [3]int64 {
 	return args
 }
 
-// Check reports whether n tokens can be asked for, or given back.
+// Check reports whether n tokens can be taken, or given back.
 func (r Rule) Check(key string, n int64, what What) error {
 	if err := lua.CheckKey(key); err != nil {
 		return err

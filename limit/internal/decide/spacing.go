@@ -29,8 +29,7 @@ func CheckRate(rate policy.Rate) error {
 	return fmt.Errorf("rate: %w", err)
 }
 
-// NewSpacing makes the Spacing of a rate that has to count span units ahead,
-// given in tokens: at most 2^52 units.
+// NewSpacing makes the Spacing of a rate. span is how far ahead it has to count, in tokens; that is at most 2^52 units.
 func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
 	if err := CheckRate(rate); err != nil {
 		return Spacing{}, err
@@ -57,10 +56,11 @@ func (s Spacing) Micros(units int64) int64 { return (units + s.Tokens - 1) / s.T
 // For returns the time that n tokens take.
 func (s Spacing) For(n int64) time.Duration { return micros(s.Micros(n * s.Per)) }
 
-// Instant is an instant to come, exactly: Units after the microsecond Base.
+// Instant is an exact instant: Units after the microsecond Base.
 type Instant struct{ Base, Units int64 }
 
-// Ahead returns how many units i lies ahead of now, 0 to 2^52: more than the limit allows when the clock went back.
+// Ahead returns how many units i lies ahead of now, 0 to 2^52. If the clock went back, that may be more than the limit
+// allows.
 func (s Spacing) Ahead(i Instant, now int64) int64 {
 	past := now - i.Base
 	switch {
