@@ -4,7 +4,8 @@
 -- The key holds the newest slot with a take, the length of the slots in µs, and then the tokens taken in it and in each
 -- slot before it. If the slots have another length, another program wrote them, or the length was changed. The tokens of
 -- such a slot count in the slot that contains its end, so they never count too short. Tokens count until their whole
--- slot has left the window. Those that are returned go back to their slot or, if that isn't known, to the oldest slots.
+-- slot has left the window. If they are returned, they go back to their slot or, if that isn't known, to the oldest
+-- slots.
 rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
   local v = get_text(key)
   if v == false or v and not string.find(v, '^%d+ [1-9]%d*[ %d]*$') then return nil end
