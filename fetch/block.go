@@ -16,42 +16,43 @@ import (
 const (
 	// leaseRetry is the pause after a call about a block that was not answered.
 	leaseRetry = 50 * time.Millisecond
-	// leaseRest is the least pause after the bucket said that it knows nothing of a block.
+	// leaseRest is the shortest pause after the bucket answered that it doesn't have a block.
 	leaseRest = time.Second
 )
 
-// block is tokens of a bucket that takes find in memory. They were taken from the bucket, which counts them as
-// outstanding. Takers take them; everything else is done by the block's keeper, a goroutine of the Client.
+// block has tokens of a bucket in memory, for takes without a call. They were taken from the bucket, which counts them
+// as outstanding. Takers take tokens from the block. The block's keeper, a goroutine of the Client, does everything
+// else.
 type block struct {
 	ls   *leases
 	key  string
-	flow *string // whose block it is; nil: of a bucket without flows
+	flow *string // the flow to which the block belongs; nil if the bucket has no flows
 	rule leaseRule
 	wake chan struct{} // of the keeper
 
-	view   atomic.Pointer[view] // nil: nothing is to be taken
-	asked  atomic.Bool          // the keeper was woken, or rests
-	missed atomic.Int64         // tokens wanted of the bucket itself since the keeper last checked
-	_      [64]byte             // takers write another line than the one they read
+	view   atomic.Pointer[view] // nil: takers can take nothing
+	asked  atomic.Bool          // the keeper was woken, or pauses
+	missed atomic.Int64         // tokens that takers asked the bucket itself for since the keeper last checked
+	_      [64]byte             // so that takers write another cache line than the one that they read
 	left   atomic.Int64         // tokens
 	_      [64]byte
 
-	// What follows is the keeper's alone.
+	// Only the keeper uses the following fields.
 	id    string         // of the block in the bucket; empty: there is none
 	seq   int64          // of its last call
-	until time.Duration  // when its tokens are no longer to be used
-	call  *lua.LeaseCall // without an answer; it is sent until there is one
+	until time.Duration  // from this time on its tokens must not be used
+	call  *lua.LeaseCall // the call that has no answer yet; it is sent until it has one
 	sent  time.Duration  // when it was first sent
 	again bool           // it was sent before
-	retry time.Duration  // it isn't sent again before
-	rest  time.Duration  // no more tokens are asked for before
+	retry time.Duration  // it isn't sent again before this time
+	rest  time.Duration  // no more tokens are asked for before this time
 	plan  plan
 }
 
-// view is what takers know of the block and its bucket since the last call.
+// view has the state of the block and its bucket after the last call, for takers.
 type view struct {
-	until   time.Duration // when the block's tokens are no longer to be used
-	low     int64         // with fewer tokens left the keeper is to be woken
+	until   time.Duration // from this time on, the block's tokens must not be used
+	low     int64         // with fewer tokens left, takers wake the keeper
 	bucket  int64         // tokens in the bucket
 	limit   int64
 	more    time.Duration // until the bucket has more tokens, and reset until it is full, as of that call
@@ -68,8 +69,8 @@ func newBlock(ls *leases, key string, flow *string, rule leaseRule) *block {
 	}
 }
 
-// takeLocal takes as many tokens as there are, from least to most, that leave enough. It reports whether few are left;
-// then the caller has to wake the keeper.
+// takeLocal takes as many tokens as there are, from least to most, if they leave enough. It reports whether few tokens
+// are left. If so, the caller has to wake the keeper.
 func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few bool) {
 	v := b.view.Load()
 	if v == nil || least > v.limit || b.ls.now() >= v.until {
@@ -109,7 +110,7 @@ func (b *block) offer(most int64, leave policy.Leave) int64 {
 	return v.fitting(most, b.left.Load(), leave)
 }
 
-// miss records that n tokens were wanted of the bucket itself.
+// miss records that a caller asked the bucket itself for n tokens.
 func (b *block) miss(n int64) {
 	b.missed.Add(n)
 	b.signal()
@@ -154,8 +155,7 @@ func (b *block) keep() {
 	}
 }
 
-// step does what is due. It returns when the next thing is, and whether there is
-// nothing to keep any more.
+// step does the work that is due. It returns the time of the next step, and whether the keeper has nothing more to do.
 func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 	b.asked.Store(now < max(b.rest, b.retry))
 	if b.id != "" && now >= b.until {
@@ -203,7 +203,7 @@ func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	return back, want, idle && want == 0
 }
 
-// prepare makes the call that gives tokens back, which takers no longer get, and asks for others.
+// prepare makes the call that gives tokens back and asks for others. Takers no longer get the tokens that go back.
 func (b *block) prepare(now time.Duration, back, want int64) {
 	if b.id == "" {
 		b.id, b.seq = rand.Text(), 0
@@ -220,13 +220,13 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	}
 }
 
-// send makes the call and takes its answer in. Without an answer the call stays, to be sent again: the bucket does it
-// once.
+// send makes the call and applies its answer. If there is no answer, the call is sent again later. The bucket does it
+// only once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
 	t := c.begin(budgetOf(context.Background(), &c.config.callConfig), b.key)
 	reply, err := attempt(t, false, func() (lua.LeaseReply, error) {
-		if call.Want > 0 { // a template's bucket that is about to leave full is to be refilled
+		if call.Want > 0 { // a template's bucket that was full has to be refilled after this call
 			if err := t.kind.open(t, call.TTL); err != nil {
 				return lua.LeaseReply{}, err
 			}
@@ -236,12 +236,12 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c.reopen(t.kind, b.key, &lua.TakeReply{Taken: reply.Granted, Remaining: reply.Remaining, Terms: reply.Terms})
 	switch {
 	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0:
-		// it was done before, and the block ended with it
+		// an earlier attempt was done, and the block ended with it
 		b.call.Back = 0
 		b.lose()
 		b.moreToTake(call.Back)
 		return reply, false
-	case answered(err): // the bucket knows nothing of the block any more, or never will
+	case answered(err): // the bucket doesn't have the block any more, or never will
 		b.call.Want = 0
 		b.lose()
 		b.rest = b.after(max(b.plan.half, leaseRest))
@@ -260,9 +260,9 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	}
 	b.moreToTake(call.Back)
 	switch {
-	case call.Want > 0 && reply.Granted == 0: // of a bucket that others empty first, blocks only cost calls
+	case call.Want > 0 && reply.Granted == 0: // if others empty the bucket first, blocks only cost calls
 		b.rest = b.after(b.plan.half)
-	case reply.Granted < call.Want: // until the next refill there is no more
+	case reply.Granted < call.Want: // the bucket has no more until the next refill
 		b.rest = b.after(min(b.plan.half, micros(reply.Terms.Interval)))
 	}
 	return reply, true
@@ -309,7 +309,7 @@ func (b *block) lose() {
 	b.plan.seen, b.plan.fresh = 0, 0
 }
 
-// giveUp gives the block back at the end of its Client. Calls without an answer are sent again for engine.Grace.
+// giveUp gives the block back when its Client is closed. Calls without an answer are repeated for engine.Grace.
 func (b *block) giveUp() {
 	b.view.Store(nil)
 	end := b.ls.now() + engine.Grace
@@ -328,17 +328,18 @@ func (b *block) giveUp() {
 	}
 }
 
-// after returns when d is over, a little later for some blocks than for others.
+// after returns the time at which d is over. It adds a random part, so that the blocks don't act together.
 func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + timing.Between(b.ls.c.jitter, d, d+d/10)
 }
 
-// takeBoth makes a take for which a bucket and its block have too few tokens each. It takes from the bucket, whose
-// denial is given, what the block lacks, and then the block's tokens. If both together have too few, it takes nothing.
-// Tokens of the block come last, because the bucket counts them as outstanding: a strict one has no room for them.
+// takeBoth makes a take if neither the bucket nor its block has enough tokens, but both together may have. denied is
+// the denial of the bucket. takeBoth first takes from the bucket the tokens that the block lacks, and then those of the
+// block. If both together have too few, it takes nothing. The tokens of the block come last, because they could not be
+// returned to a strict bucket, which counts them as outstanding and has no room for them.
 func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
 	c, least := t.c, run.N-denied.reply.Remaining
-	if denied.source.Kind == SourceCached { // the bucket may have others by now
+	if denied.source.Kind == SourceCached { // the bucket may have other tokens by now
 		least = 1
 	}
 	if !c.life.enter() {

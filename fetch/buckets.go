@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	// mostShards is the most shards of the buckets, and leastOfShard the least buckets of one if there are several.
+	// mostShards is the highest number of shards, and leastOfShard the lowest number of buckets in one of several shards.
 	mostShards   = 64
 	leastOfShard = 1024
 	// recentBuckets is how many buckets are found without the lock of their shard.
 	recentBuckets = 512
 )
 
-// bucket is all that a Client keeps of a bucket. It is read without a lock. Everything but its marks is changed with
-// the lock of its shard.
+// bucket is what a Client remembers of a bucket. It is read without a lock. Everything except the marks is changed with
+// the lock of its shard held.
 type bucket struct {
 	key   string
 	known atomic.Pointer[info]        // never nil
@@ -30,10 +30,10 @@ type bucket struct {
 	more  time.Time                   // when the bucket last got tokens that no reply reports
 
 	rescued mark // for a refill interval
-	refused mark // its keys were refused: script calls for it have no other bucket
+	refused mark // Redis refused its keys: it has script calls of its own
 }
 
-// unseen is what is known of a bucket that was never seen, and unseenBucket such a bucket. It is never changed.
+// unseen is the info of a bucket that the Client has not used, and unseenBucket such a bucket. They never change.
 var (
 	unseen       = new(info)
 	unseenBucket = newBucket("")
@@ -54,7 +54,7 @@ func (b *bucket) waited() bool {
 	return ls != nil && ls.waiters.Load() > 0
 }
 
-// mark marks something for a while. The zero mark is over.
+// mark marks something for a limited time. The zero mark has ended.
 type mark struct{ until atomic.Pointer[time.Time] }
 
 func (m *mark) holds(now time.Time) bool {
@@ -62,15 +62,15 @@ func (m *mark) holds(now time.Time) bool {
 	return until != nil && now.Before(*until)
 }
 
-// claim sets the mark for a while, and reports whether it was over.
+// claim sets the mark for a while, and reports whether it had ended before.
 func (m *mark) claim(d time.Duration, now time.Time) bool {
 	before, until := m.until.Load(), now.Add(d)
 	return (before == nil || !now.Before(*before)) && m.until.CompareAndSwap(before, &until)
 }
 
-// buckets are those that a Client used last. Each shard holds no more than two halves, beside the buckets that must not
-// be forgotten: when the young half is full it becomes the old one, and the former old one is dropped. A bucket of the
-// old half that is used is put into the young one.
+// buckets are the buckets that a Client used last. Each shard has two halves. When the young half is full, it becomes
+// the old half, and the buckets of the former old half are dropped, except those that must not be forgotten. If a
+// bucket of the old half is used, it is put into the young half.
 type buckets struct {
 	seed   maphash.Seed
 	shards []bucketShard
@@ -88,8 +88,8 @@ type bucketShard struct {
 	terms      *policy.Terms // of the last reply: buckets of one policy share it, in the processor's cache too
 }
 
-// newBuckets makes buckets that remember at least size of those used last. Shards get some more than their part, since
-// keys are not spread evenly.
+// newBuckets makes buckets that remember at least the size buckets that were used last. Each shard has room for some
+// more than its part, since keys are not distributed evenly.
 func newBuckets(size int) *buckets {
 	n := max(1, min(mostShards, size/leastOfShard))
 	half := size
@@ -144,7 +144,7 @@ func (bs *buckets) obtain(key string) *bucket {
 	return s.obtain(key)
 }
 
-// obtain is obtain of the buckets with the lock held.
+// obtain does the work of buckets.obtain, with the lock held.
 func (s *bucketShard) obtain(key string) *bucket {
 	b := s.young[key]
 	if b != nil {
@@ -207,7 +207,8 @@ func (bs *buckets) removeBlock(blk *block) {
 	b.parts.Load().remove(*blk.flow, blk)
 }
 
-// forgive forgets a bucket's denial, and those whose reply is still to come, since there are more tokens.
+// forgive forgets a bucket's denial, because the bucket has more tokens. Denials whose replies arrive later are not
+// remembered, either.
 func (bs *buckets) forgive(key string) *bucket {
 	s := bs.shard(key)
 	s.mu.Lock()
@@ -221,7 +222,8 @@ func (bs *buckets) forgive(key string) *bucket {
 	return b
 }
 
-// wait returns the lines of a bucket, with a caller that waits, which the bucket isn't forgotten until lines.left.
+// wait returns the lines of a bucket, and counts a caller that waits. The bucket isn't forgotten until the caller calls
+// lines.left.
 func (bs *buckets) wait(key string) *lines {
 	s := bs.shard(key)
 	s.mu.Lock()
@@ -237,8 +239,8 @@ func (bs *buckets) wait(key string) *lines {
 }
 
 // remember records the reply to a call that began at asked: the bucket's policy, nil if it has none, and a denial of a
-// take of n. A known schedule stays while the policy is the same. The denial is dropped if the bucket got more tokens
-// since the call began: it may be older than they are.
+// take of n. A known schedule stays while the policy is the same. If the bucket got more tokens since the call began,
+// the denial is dropped, because it may be older than these tokens.
 func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	s := c.buckets.shard(key)
 	s.mu.Lock()
@@ -270,7 +272,8 @@ func (bs *buckets) update(key string, change func(*info)) *info {
 	return &i
 }
 
-// shared returns the equal terms of other buckets, if they are at hand. The lock is held.
+// shared returns the terms of the last reply in their place if they are equal, so that buckets share them. The lock is
+// held.
 func (s *bucketShard) shared(t *policy.Terms) *policy.Terms {
 	if t != nil && (s.terms == nil || *s.terms != *t) {
 		s.terms = t

@@ -17,8 +17,8 @@ type budget struct {
 	distance distance  // of the server when the call began
 }
 
-// budgetOf returns the budget of a call that begins now. It lacks a default timeout, which the server decides: see
-// toNode.
+// budgetOf returns the budget of a call that begins now. A default timeout is missing, because it depends on the
+// server: see toNode.
 func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
 	b.deadline, _ = ctx.Deadline()
@@ -49,12 +49,13 @@ func (b *budget) toNode(s *node) {
 	}
 }
 
-// affords reports whether there is at least this much time left.
+// affords reports whether at least this much time is left.
 func (b *budget) affords(d time.Duration) bool {
 	return b.deadline.IsZero() || time.Until(b.deadline) >= d
 }
 
-// wait waits until something is done, for a part of the time. The error is why it was not done.
+// wait waits until done is closed, for a part of the budget's time. If it isn't closed by then, wait returns the
+// reason.
 func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
 	var over <-chan time.Time
 	if !b.deadline.IsZero() {

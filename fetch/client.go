@@ -15,8 +15,9 @@ import (
 
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
-// A call needs one script call, which it shares with other calls of that moment. A bucket's first take, and then one in
-// ten seconds, also asks for its policy. The Client remembers the policies of a bounded number of buckets.
+// A call needs one script call, which it shares with other calls that are made at the same time. The first take from a
+// bucket, and then one take in ten seconds, also asks for its policy. The Client remembers the policies of a bounded
+// number of buckets.
 //
 // # When Redis is unavailable
 //
@@ -36,13 +37,13 @@ import (
 //   - A deadline that is too short for the distance to the server is [ErrUnavailable] in every mode, with
 //     [ReasonDistance], since the server may be healthy.
 //   - A context that is cancelled ends its call at once.
-//   - When half of the recent calls failed, none is sent until the server answers probes again.
-//   - If this process itself was stopped or starved, it still reads the replies that have arrived, and gives the server
-//     that time in addition.
+//   - When half of the recent calls failed, no call is sent until the server answers probes again.
+//   - If this process itself was stopped or got no processor time, the server gets that time in addition, and the
+//     process still reads the replies that have arrived.
 //
-// A plain take is sent once. If its reply is lost, it is unknown whether the tokens were taken: count them as spent.
-// With a request id ([WithRequestID]) it can be made again and is charged once. If a caller stops waiting, the tokens
-// taken for it go back to their bucket; [Stats] counts those that can't.
+// A take without a request id is sent once. If its reply is lost, it is unknown whether the tokens were taken: count
+// them as spent. With a request id ([WithRequestID]) a take can be repeated, and is charged once. If a caller stops
+// waiting, the tokens that were taken for it are returned to their bucket; [Stats] counts those that can't be returned.
 type Client struct {
 	config    config
 	nodes     *nodes
@@ -59,8 +60,8 @@ type Client struct {
 	}
 }
 
-// New makes a Client of a go-redis client, which stays the caller's to close. It sends nothing: if a server is
-// unavailable, the first call fails. The errors are ErrInvalidOption.
+// New makes a Client of a go-redis client, which the caller closes. It sends nothing: if a server is unavailable, the
+// first call fails. The errors are ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
@@ -118,7 +119,7 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls that their callers stopped waiting for.
+	// Abandoned is the number of calls whose callers stopped waiting.
 	Abandoned int64
 	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
 	// that a TakeAll gave back because another bucket denied it.
@@ -137,7 +138,8 @@ type Stats struct {
 	// Degraded is the number of takes that their bucket's server did not answer, by the reason, however they were
 	// answered then; nil if there were none.
 	Degraded map[Reason]int64
-	// BreakerOpened is how often so many calls failed that none was sent any more until the server answered again.
+	// BreakerOpened is how often a breaker opened: so many calls failed that no more were sent until the server answered
+	// again.
 	BreakerOpened int64
 	// BreakersOpen has the servers, by address, to which no call is sent at present, and the reasons; nil if there are
 	// none.
@@ -172,20 +174,21 @@ func (c *Client) Stats() Stats {
 	return s
 }
 
-// Close refuses new calls with ErrClosed, whatever is asked, wakes what sleeps in Wait, gives blocks of tokens
-// (WithLease) back, and waits for the calls under way and for the Client's goroutines. When ctx ends first its error is
-// returned; they then end as soon as the server answers or their time is over, and the Client's connections with them.
-// Closing again waits again. The go-redis client stays open.
+// Close closes the Client. From then on every call returns ErrClosed, and calls that sleep in Wait end. Close gives
+// blocks of tokens (WithLease) back, and waits for the calls under way and for the Client's goroutines. If ctx ends
+// first, Close returns its error. The calls and goroutines then end when the server answers or their time is over, and
+// the Client's connections are closed after them. If Close is called again, it waits again. The go-redis client stays
+// open.
 func (c *Client) Close(ctx context.Context) error { return c.life.end(ctx, c.nodes.close) }
 
-// life is what Close waits for.
+// life counts the goroutines and calls for which Close waits.
 type life struct {
 	closed  atomic.Bool
 	quit    chan struct{} // closed with it
 	mu      sync.Mutex
 	running sync.WaitGroup // goroutines, and calls of several steps
-	ended   chan struct{}  // closed when these have, and what is closed last; made when it is closed
-	err     error          // then
+	ended   chan struct{}  // closed when all of them have ended and the last step is done; nil before end is called
+	err     error          // of the last step
 }
 
 // spawn runs job in a goroutine, unless the Client is closed.
@@ -200,8 +203,8 @@ func (l *life) spawn(job func()) bool {
 	return true
 }
 
-// enter has Close wait for a call of several steps, until leave, unless the Client is closed. The last step may be to
-// give back what an earlier one took, so the servers must be there until then.
+// enter makes Close wait for a call of several steps, until leave is called. It returns false if the Client is closed.
+// The last step may return tokens that an earlier step took, so the connections must stay open until then.
 func (l *life) enter() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -214,7 +217,7 @@ func (l *life) enter() bool {
 
 func (l *life) leave() { l.running.Done() }
 
-// end waits until the goroutines and the calls have ended, and then last has been called, or ctx ends.
+// end waits until the goroutines and the calls have ended, and then calls last. It stops waiting when ctx ends.
 func (l *life) end(ctx context.Context, last func() error) error {
 	l.mu.Lock()
 	if !l.closed.Swap(true) {

@@ -5,9 +5,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// degraded answers a take that the bucket did not answer. By degraded mode open or local it answers in place of the
-// bucket. The answer has the error in mode closed, if there is no share to take from, and if err isn't the server's or
-// shows no more than the server's distance.
+// degraded answers a take that the bucket did not answer. In the degraded modes open and local it answers in place of
+// the bucket. The answer has the error err in three cases: in mode closed; if there is no share from which to take; and
+// if err is not the server's fault, or only shows that the server is far away.
 func (c *Client) degraded(key string, run policy.Run, err error) answer {
 	why := ReasonOf(err)
 	if why == ReasonNone {
@@ -33,7 +33,7 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 		if least < n {
 			n = max(least, min(n, i.terms.Capacity-leave))
 		}
-		if i.exceeded(key, n, run.Leave) == nil { // otherwise it is denied, as ever
+		if i.exceeded(key, n, run.Leave) == nil { // otherwise it is denied, as always
 			a.reply = lua.TakeReply{OK: true, Taken: n}
 		}
 	case mode == policy.DegradedLocal && i.share != nil:

@@ -23,7 +23,7 @@ func (s *node) distance() distance {
 // needs returns how long a healthy server may be silent about a request, as far as its distance shows.
 func (d distance) needs() time.Duration { return min(engine.Trips*time.Duration(d), maxDefaultTimeout) }
 
-// timeout returns the default timeout: DefaultTimeout, or four round trips where they take longer, as a rescue needs.
+// timeout returns the default timeout: DefaultTimeout, or four round trips if they take longer. A rescue needs four.
 func (d distance) timeout() time.Duration {
 	if d == 0 {
 		return maxDefaultTimeout
@@ -32,7 +32,8 @@ func (d distance) timeout() time.Duration {
 }
 
 // Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It
-// is what New was given by WithTimeout (0: none), or else the default at the distance of the bucket's server.
+// is the timeout that New got by WithTimeout (0 for none). Without that option it is the default at the distance of the
+// bucket's server.
 func (c *Client) Timeout(key string) time.Duration {
 	if c.config.timed {
 		return c.config.timeout

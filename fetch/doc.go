@@ -1,11 +1,11 @@
-// Package fetch takes tokens from the buckets that refillers keep full.
+// Package fetch takes tokens from the buckets that refillers keep full. It does not set policies, and it refills only
+// as [WithRescue] says: refillers do both.
 //
 // A bucket holds tokens in Redis, at most its capacity. Refillers add tokens as they fall due; consumers take them with
 // one atomic script. A take of n tokens takes all n or none. An empty bucket is an answer and not an error: a take that
 // doesn't fit is denied, with a [Result] whose OK is false and whose RetryAfter says when to come back.
 //
-// [New] makes a [Client] of the caller's go-redis client, single, Sentinel, Cluster or Ring. It needs no option. The
-// package does not refill, except as [WithRescue] says, and it does not set policies: refillers do both.
+// [New] makes a [Client] of the caller's go-redis client (single, Sentinel, Cluster or Ring). It needs no option.
 //
 // # Which method to call
 //
@@ -31,9 +31,9 @@
 // # Concurrency
 //
 // All methods are safe for concurrent use; one Client serves a whole process. Concurrent calls share round trips, and
-// takes share script calls. Each has the same result as if they had come one by one, in the order of their arrival.
-// With [WithLease] takes of busy buckets need no call at all. [Client.Close] waits for the calls under way; after that
-// every method returns [ErrClosed].
+// takes share script calls. Each take has the same result as if the takes were made one by one, in the order of their
+// arrival. With [WithLease] takes from busy buckets need no call at all. [Client.Close] waits for the calls under way;
+// after that every method returns [ErrClosed].
 //
 // The guarantees, one by one, and how the Client uses the Redis client's options are in docs/sdk.md.
 package fetch

@@ -19,22 +19,22 @@ var (
 	// ErrInvalidKey is returned for a key that can't name a bucket: it is empty, longer than lua.MaxKeyLen bytes, or
 	// has a closing brace.
 	ErrInvalidKey = lua.ErrInvalidKey
-	// ErrInvalidAmount is returned for a number of tokens that is not from 1 to policy.MaxTokens; of those used of a
-	// reservation, from 0.
+	// ErrInvalidAmount is returned for a number of tokens that is not from 1 to policy.MaxTokens. The tokens used of a
+	// reservation may also be 0.
 	ErrInvalidAmount = errors.New("fetch: invalid amount")
 	// ErrInvalidOption is returned for an option that is out of range, or not for the method.
 	ErrInvalidOption = errors.New("fetch: invalid option")
-	// ErrExceedsCapacity is returned when more tokens are asked for, those to be left included, than the bucket can
+	// ErrExceedsCapacity is returned if the tokens asked for, together with those to be left, are more than the bucket can
 	// ever hold. Nothing was taken.
 	ErrExceedsCapacity = errors.New("fetch: exceeds the bucket's capacity")
-	// ErrTooManyBuckets is returned when a template's bucket would be created and as many of the template are alive as
-	// its max_keys allows. Nothing was taken.
+	// ErrTooManyBuckets is returned if a template's bucket would have to be created and the template already has as many
+	// buckets as its max_keys allows. Nothing was taken.
 	ErrTooManyBuckets = lua.ErrTooManyBuckets
-	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and for a take of one with a
-	// request id: such a bucket remembers neither. Nothing was taken. A template whose enforce is refilled has both.
+	// ErrLazyBucket is returned for a reservation from a bucket of a lazy template, and for a take from one with a request
+	// id, because such a bucket remembers neither. Nothing was taken. Use a template whose enforce is refilled.
 	ErrLazyBucket = errors.New("fetch: a lazy template's bucket has no reservations or request ids")
-	// ErrRequestReused is returned for a take whose request id took, or was to leave, another number of tokens before, or
-	// was used for another flow. Nothing was taken.
+	// ErrRequestReused is returned if the request id was used before for another take: with another number of tokens,
+	// another number to leave, or another flow. Nothing was taken.
 	ErrRequestReused = lua.ErrRequestReused
 	// ErrInvalidTTL is returned for a reservation whose time is not from policy.MinHold to policy.MaxHold.
 	ErrInvalidTTL = lua.ErrInvalidTTL
@@ -46,9 +46,9 @@ var (
 	// ErrNotHeld is returned when an unknown reservation is settled: it ended more than policy.HoldMemory ago, or never
 	// existed.
 	ErrNotHeld = lua.ErrNotHeld
-	// ErrUnavailable is returned when Redis didn't answer, or not in time, and wraps the cause:
-	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf returns the cause. The
-	// call may have had its effect, unless it was not sent since others had failed.
+	// ErrUnavailable is returned if Redis didn't answer in time, or not at all. It wraps the cause, which is
+	// context.DeadlineExceeded if the timeout or the context's deadline passed. ReasonOf returns the reason. The call may
+	// have had its effect, unless the breaker was open, so that it was not sent.
 	ErrUnavailable = errors.New("fetch: redis is unavailable")
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches
 	// context.DeadlineExceeded. Nothing was taken.
@@ -57,7 +57,7 @@ var (
 	ErrClosed = errors.New("fetch: client is closed")
 )
 
-// check reports whether n tokens of a bucket can be asked for now.
+// check returns an error if a call for n tokens of a bucket can't be made.
 func (c *Client) check(ctx context.Context, key string, n int64) error {
 	if c.life.closed.Load() {
 		return ErrClosed

@@ -19,7 +19,7 @@ type flowBlocks struct {
 	n  atomic.Int32
 }
 
-// any reports whether there are some.
+// any reports whether a flow has a block.
 func (f *flowBlocks) any() bool { return f != nil && f.n.Load() > 0 }
 
 // add adds a flow's block, unless the flow has one.
@@ -71,7 +71,7 @@ type flowDenials struct {
 	of map[string]*denial
 }
 
-// denial returns what is remembered of the last denial of a take like the task's; nil if there was none.
+// denial returns the remembered denial that applies to the task's flow; nil if there is none.
 func (t *task) denial() *denial {
 	if !t.info.divided() {
 		return t.info.denied
@@ -107,8 +107,8 @@ func (f *flowDenials) forget(now time.Time) {
 	}
 }
 
-// asksByFlow reports whether takes of the task's bucket are to name their flows: the bucket has some, or is of a
-// template whose buckets have some, or nothing is known of it and the caller names one.
+// asksByFlow reports whether takes from the task's bucket have to name their flows. They do if the bucket or its
+// template has flows. If nothing is known of the bucket, they do if the caller names a flow.
 func (t *task) asksByFlow(flow string) bool {
 	switch k := t.kind.(type) {
 	case *lazy:
@@ -119,7 +119,7 @@ func (t *task) asksByFlow(flow string) bool {
 	return t.info.divided() || t.info.terms == nil && flow != ""
 }
 
-// namedFlow returns the flow for which a script call of the task is.
+// namedFlow returns the flow for which a script call of the task is made.
 func (t *task) namedFlow() lua.Flow { return lua.Flow{Name: t.flow, Divided: t.asksByFlow(t.flow)} }
 
 // payment is what a flow paid with its right for the tokens of a take.
@@ -136,7 +136,7 @@ func (a *answer) payment(flow string) *payment {
 	return &payment{flow, a.reply.Paid}
 }
 
-// backOf is the return of what a take for a flow took.
+// backOf returns the return of the tokens that a take for a flow took.
 func backOf(reply *lua.TakeReply, i *info, flow string) lua.ReturnCall {
 	return lua.ReturnCall{N: reply.Taken, Era: i.era, Flow: flow, Paid: reply.Paid}
 }
@@ -150,7 +150,7 @@ func paidOf(n int64, r lua.RunReply, nth int64) int64 {
 	return 0
 }
 
-// applyReply is Client.remember of a take of n by the task. A denial is remembered for the task's flow.
+// applyReply is like Client.remember, for a take of n by the task. A denial is remembered for the task's flow.
 func (t *task) applyReply(n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	i := t.c.remember(t.key, n, leave, reply, asked)
 	if reply.OK || !i.divided() || i.pooled() {

@@ -9,12 +9,12 @@ import (
 )
 
 // Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens.
-// It is for tokens whose Result was not kept, and is not checked: after a take or a Wait that a degraded mode admitted,
-// it would make tokens out of nothing. Undo returns only tokens that a bucket gave, and only in the same era.
+// It is for tokens whose Result was not kept, and it doesn't check where they are from: after a take or a Wait that a
+// degraded mode admitted, it would mint tokens. Undo returns only tokens that a bucket gave, and only in the same era.
 //
-// A bucket without a policy can't be returned to and is ErrUnknownBucket. After ErrUnavailable the tokens may have been
-// returned; don't return them again, unless the breaker was open, when nothing is sent (ReasonOf returns why). There is
-// no degraded mode of Return.
+// If the bucket has no policy, the error is ErrUnknownBucket. After ErrUnavailable the tokens may have been returned.
+// Don't return them again, unless the breaker was open, so that nothing was sent (ReasonOf returns the reason). Return
+// has no degraded mode.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
@@ -22,9 +22,9 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 // Undo gives back the tokens of r, the result of a take or a Wait, to the era of the bucket from which they came
 // (Result.Era). If that era is over, they are dropped. The flow that paid for them gets its right back (WithFlow).
 // Tokens that no bucket gave do not go back: those that a degraded mode granted (SourceFallback), and those that a
-// bucket in shadow mode lacked. For a denial there is nothing to undo, nor for a Reservation, which Settle ends. The
-// errors are Return's. Call it once for a Result, and once for a request id: the bucket continues to remember the
-// request as charged.
+// bucket in shadow mode lacked. For a denial Undo does nothing. It is not for a Reservation, which Settle ends. The
+// errors are those of Return. Call Undo once for a Result, and once for a request id: the bucket continues to remember
+// the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
@@ -33,9 +33,9 @@ func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r, nil)
 }
 
-// UndoAll gives back the tokens of all, the result of a TakeAll: for each of its requests those that Undo would, all at
-// once. For a denial there is nothing to undo. The errors are joined: if one bucket's server is unavailable, the others
-// still get their tokens. Call it once.
+// UndoAll gives back the tokens of all, the result of a TakeAll. For each of its requests it returns the tokens that
+// Undo would return, all at once. For a denial it does nothing. If one bucket's server is unavailable, the others still
+// get their tokens; the errors are joined. Call it once.
 func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
 	errs := make([]error, len(all.keys))
 	var wg sync.WaitGroup
@@ -54,8 +54,8 @@ func (c *Client) moreTokens(key string) {
 	}
 }
 
-// putBack makes a call that returns its tokens, if there are any: those of a result to its era, with the right that its
-// flow paid; without one to any era.
+// putBack makes a call that returns tokens, if there are any. If of is a result, the tokens are returned to its era,
+// with the right that its flow paid. If of is nil, they are returned to any era.
 func (c *Client) putBack(ctx context.Context, call Call, amount int64, of *Result, opts []CallOption) error {
 	_, err := c.call(ctx, call, amount, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		key, n := call.Key, call.Tokens

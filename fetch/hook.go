@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// Op is what a caller asks a Client for.
+// Op is the kind of a call of a Client.
 type Op uint8
 
-// What a caller asks for.
+// The kinds of calls.
 const (
 	OpTake Op = iota
 	OpTakeUpTo
@@ -35,8 +35,8 @@ func (o Op) String() string {
 // Call is a call of a Client's method.
 type Call struct {
 	Op       Op
-	Key      string    // of the bucket; of a TakeAll's first one
-	Tokens   int64     // asked for, all buckets together; 0 for a Peek, of a Settle those used
+	Key      string    // of the bucket; of the first bucket of a TakeAll
+	Tokens   int64     // asked for, in all buckets together; for a Settle the tokens used, for a Peek 0
 	Requests []Request // of a TakeAll
 }
 
@@ -122,7 +122,7 @@ func (c *Client) breakerChanged(s *node, open bool) {
 	}
 }
 
-// call makes a call about a bucket, of an amount of tokens, with its options, while the hooks observe it.
+// call makes a call for a bucket and an amount of tokens, with its options, while the hooks observe it.
 func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallOption,
 	do func(context.Context, *callConfig) (Result, error)) (Result, error) {
 	cfg, err := c.with(call.Op, opts)

@@ -12,14 +12,14 @@ import (
 
 // kind is how a bucket is kept. Its methods make calls through a lua.Client, which a task is.
 type kind interface {
-	// takes begin to say what a call of takes asks for.
+	// takes returns the Takes of a group, to which the caller adds the runs.
 	takes(g *group) lua.Takes
 	// outdated reports whether the cached policy is older than the template's. Then the next take must be whole.
 	outdated(i *info) bool
-	// has reports whether results of takes of such a bucket can have an era: that of a lazy bucket is 0, that of a
-	// refilled one is not.
+	// has reports whether the result of a take from such a bucket can have this era. The era of a lazy bucket is 0. That
+	// of a refilled bucket is not.
 	has(era int64) bool
-	// open makes the bucket exist for another script, which may hold tokens of it for as long as hold.
+	// open creates the bucket, if it is missing, for a call of another script, which may hold tokens for as long as hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any, and the right that a flow paid for them.
 	giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply, error)
@@ -32,7 +32,7 @@ var (
 	_ kind = (*lazy)(nil)
 )
 
-// configured is a bucket that refillers keep under a policy of its own.
+// configured is a bucket with a policy of its own, which refillers keep full.
 type configured struct{}
 
 func (configured) takes(g *group) lua.Takes { return lua.Takes{Key: g.key} }
@@ -57,7 +57,7 @@ func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekR
 	return p, err
 }
 
-// refilled is a bucket of a template that refillers keep while it isn't full, or a budget, which takes credit. Its
+// refilled is a bucket of a template that refillers refill while it isn't full, or a budget, which takes credit. Its
 // first take creates it.
 type refilled struct {
 	rule      *policy.CompiledTemplate
@@ -71,13 +71,14 @@ func (r *refilled) takes(g *group) lua.Takes {
 		Schedule: g.schedule, Swept: g.swept}
 }
 
-// ofTemplate reports whether k is that of a refilled template's buckets, which may be missing since they are full.
+// ofTemplate reports whether k is the kind of a refilled template's buckets. A bucket of that kind may be missing
+// because it is full.
 func ofTemplate(k kind) bool {
 	_, yes := k.(*refilled)
 	return yes
 }
 
-// asBudget returns k if it is that of budgets; nil otherwise.
+// asBudget returns k if it is the kind of budgets; nil otherwise.
 func asBudget(k kind) *refilled {
 	if r, ok := k.(*refilled); ok && r.rule.Terms.Budget() {
 		return r
@@ -134,9 +135,9 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	return p, err
 }
 
-// found changes a reply as the next take changes the bucket before it takes. The take settles a bucket whose policy it
-// replaces by these terms, which are those of the template in the version that the Client knows. It creates or adopts a
-// bucket without state.
+// found changes a reply to the state that the next take would find. If the next take would replace the bucket's policy
+// by terms, the template's in the version that the Client knows, it settles the bucket first. If the bucket has no
+// state, the next take creates or adopts it.
 func (r *refilled) found(p *lua.PeekReply, terms *policy.Terms) {
 	index := p.Version.Index + p.Moved
 	b := policy.Bucket{Tokens: &p.Tokens, Index: &index}
@@ -172,7 +173,7 @@ func (r *refilled) found(p *lua.PeekReply, terms *policy.Terms) {
 	p.Wait = micros(b.Wait(1, p.Now))
 }
 
-// lazy is a bucket of a template that is credited when it is asked. It has no eras, reservations or requests.
+// lazy is a bucket of a lazy template, which each call credits first. It has no eras, reservations or requests.
 type lazy struct{ rule *policy.CompiledTemplate }
 
 func (l *lazy) takes(g *group) lua.Takes {
@@ -182,7 +183,7 @@ func (l *lazy) takes(g *group) lua.Takes {
 	return lua.Takes{Key: g.key, Lazy: &l.rule.Terms}
 }
 
-// outdated is false because each call brings the policy.
+// outdated returns false because each call has the policy.
 func (l *lazy) outdated(*info) bool { return false }
 
 func (l *lazy) has(era int64) bool { return era == 0 }
@@ -204,7 +205,7 @@ func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekRepl
 	if r.Terms == nil {
 		r.Terms = &l.rule.Terms
 	}
-	// What it lacks, less whole tokens, is the credit of the next one.
+	// The part of a token in what the bucket lacks shows the credit of the next token.
 	carry := (r.Terms.Capacity-r.Remaining)*r.Terms.Per - r.Reset.Microseconds()*r.Terms.Tokens
 	return lua.PeekReply{
 		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1),

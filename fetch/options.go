@@ -11,27 +11,27 @@ import (
 
 // Defaults of the options.
 const (
-	// DefaultTimeout is the timeout of a call where WithTimeout gives none and four round trips to the server take less.
+	// DefaultTimeout is the timeout of a call without WithTimeout, if four round trips to the server take less time.
 	DefaultTimeout = 50 * time.Millisecond
 	// maxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
 	// server's first answer.
 	maxDefaultTimeout = engine.FirstTime
-	// defaultConcurrency bounds the round trips under way to a server where WithConcurrency doesn't.
+	// defaultConcurrency bounds the round trips under way to a server without WithConcurrency.
 	defaultConcurrency = 256
 	// maxConcurrency is the highest number that WithConcurrency accepts.
 	maxConcurrency = 1 << 16
-	// defaultCacheSize is the number of buckets that a Client remembers where WithCacheSize doesn't say.
+	// defaultCacheSize is the number of buckets that a Client remembers without WithCacheSize.
 	defaultCacheSize = 200_000
 	// maxCacheSize is the highest number that WithCacheSize accepts.
 	maxCacheSize = 1 << 24
-	// defaultRequestMemory is how long a request id is remembered where WithRequestMemory doesn't say.
+	// defaultRequestMemory is how long a request id is remembered without WithRequestMemory.
 	defaultRequestMemory = time.Minute
 )
 
 // Option changes a Client.
 type Option interface{ applyClient(*config) error }
 
-// CallOption changes one call. An option that does nothing for the method is ErrInvalidOption.
+// CallOption changes one call. If an option has no effect on the method, the call returns ErrInvalidOption.
 type CallOption interface{ applyCall(*callConfig) error }
 
 // SharedOption is an Option and a CallOption: for all calls of a Client, or for one.
@@ -131,7 +131,7 @@ const (
 	usesOfReserve = usesLeave | usesReservation | usesOverrun | usesFlow
 )
 
-// usesOf are the options of each method beside WithTimeout.
+// usesOf has the options that each method accepts beside WithTimeout.
 var usesOf = [...]uses{
 	OpTake: usesOfTake, OpTakeUpTo: usesOfTake, OpTakeAll: usesOfTakeAll, OpWait: usesLeave | usesFlow,
 	OpReserve: usesOfReserve, OpPeek: 0, OpReturn: 0, OpSettle: 0,
@@ -160,19 +160,19 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	return &changed, nil
 }
 
-// WithTimeout bounds the time of a call, everything included, also the time for opening connections. After d, and a
-// last check of 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself
-// was stopped meanwhile, the bound moves by that time, by at most d. A context's earlier deadline holds as well. Given
-// to New, the option is for every call that has none of its own; Wait, which waits for tokens, has it for each question
-// to the server. 0 means no bound but a minute for each reply; a negative d is refused.
+// WithTimeout bounds the whole time of a call, including the time for opening connections. After d, and a last check of
+// 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself was stopped
+// meanwhile, the bound moves by that time, by at most d. An earlier deadline of the context applies, too. As an option
+// of New it applies to every call without this option. In Wait it bounds each question to the server, and not the wait.
+// If d is 0, only each reply is bounded, to a minute. A negative d is refused.
 //
 // Without the option the timeout is DefaultTimeout or four round trips to the bucket's server, as recently measured,
-// whichever is longer. The time for opening connections does not count. Altogether a call takes at most a second, which
-// is also the timeout before the server's first answer (Ready waits for that).
+// whichever is longer. It does not include the time for opening connections. Altogether a call takes at most a second,
+// which is also the timeout before the server's first answer (Ready waits for that answer).
 //
-// With a lower timeout, a slow moment of Redis fails calls that may have had their effect. With a higher one, callers
-// wait longer while Redis is unavailable. A call that ends after fewer than four round trips shows nothing of the
-// server: it is ErrUnavailable with ReasonDistance, whatever the degraded mode.
+// With a lower timeout, calls may fail because Redis is slow for a moment, although they have had their effect. With a
+// higher one, callers wait longer while Redis is unavailable. If a call ends after less than four round trips, the
+// server may be healthy. So its error is ErrUnavailable with ReasonDistance, in every degraded mode.
 func WithTimeout(d time.Duration) SharedOption {
 	return sharedOption{func(c *callConfig) error {
 		if d < 0 {
@@ -188,7 +188,7 @@ func WithTimeout(d time.Duration) SharedOption {
 // tokens left for more urgent work. RetryAfter is the time until the bucket has enough tokens for both.
 func WithLeave(n int64) CallOption { return leaveOption(policy.Leave{Tokens: n}) }
 
-// WithLeavePercent is WithLeave of a part of the bucket's capacity, 0 to 100 percent, rounded up.
+// WithLeavePercent is like WithLeave, with a part of the bucket's capacity: 0 to 100 percent, rounded up.
 func WithLeavePercent(percent int64) CallOption { return leaveOption(policy.Leave{Percent: percent}) }
 
 func leaveOption(l policy.Leave) CallOption {
@@ -200,12 +200,12 @@ func leaveOption(l policy.Leave) CallOption {
 
 // WithFlow names the flow for which a call takes tokens, such as a user, a tenant or a job: 1 to policy.MaxFlowLen
 // bytes, in up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among them: each flow is
-// served up to its part, whatever the others ask for, and all flows may use what others leave. All takes without a name
-// belong to one further flow. A bucket without flows ignores the name.
+// served up to its part, however much the others ask for, and all flows may use the parts that others don't need. All
+// takes without a name belong to one further flow. A bucket without flows ignores the name.
 //
-// The division is fair among names. A caller that can choose its name can get the parts of many, so derive the name
-// from an authenticated identity, and use one name for all unauthenticated callers. Each flow has its own remembered
-// denials, lines of Wait and blocks (WithLease).
+// The division is fair among names. A caller that can choose its name can get the parts of many flows. So derive the
+// name from an authenticated identity, and use one name for all unauthenticated callers. Each flow has its own
+// remembered denials, lines of Wait and blocks (WithLease).
 func WithFlow(name string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.flow = name

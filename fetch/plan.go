@@ -2,8 +2,8 @@ package fetch
 
 import "time"
 
-// plan decides how many tokens a block should hold. It divides time into halves of the hold time. Tokens that are there
-// during all of a half go back, so that no token stays unused for more than two halves.
+// plan decides how many tokens a block should hold. It divides time into halves of the hold time. Tokens that were
+// unused during a whole half go back, so that no token stays unused for more than two halves.
 type plan struct {
 	most int64         // tokens that the block may hold
 	half time.Duration // the length of a half
@@ -20,7 +20,7 @@ type plan struct {
 // low returns the number of tokens from which on the block asks for no more.
 func (p *plan) low() int64 { return (p.size + 1) / 2 }
 
-// observe records how many tokens are left, and how many takers missed and asked the bucket itself for.
+// observe records how many tokens are left, and how many tokens takers had to ask the bucket itself for.
 func (p *plan) observe(left, missed int64) {
 	used := p.seen - left + missed
 	p.used += used
@@ -41,8 +41,8 @@ func (p *plan) add(now time.Duration, granted, wanted int64) {
 	}
 }
 
-// endHalf begins the next half. It returns how many of the tokens that are left go back, and reports whether the block
-// is unused. A block of which less than all was used shrinks.
+// endHalf begins the next half. It returns how many of the tokens that are left go back, and whether the block is
+// unused. If not all tokens of the block were used, the block becomes smaller.
 func (p *plan) endHalf(now time.Duration, left int64) (back int64, idle bool) {
 	back = max(0, left-p.fresh)
 	idle = p.used == 0

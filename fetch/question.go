@@ -9,12 +9,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// question is a line's call to its bucket. It may take as long as the most patient waiter that it asks for allows.
-// Waiters of the line with less time, asked for or newly joined, don't wait for its end. The lock of the lines guards
-// it.
+// question is a line's call to its bucket, for some of its waiters. It may take as long as the most patient of them
+// allows. A waiter with less time does not wait for its end, and neither does one that joins the line meanwhile. The
+// lock of the lines guards the question.
 type question struct {
 	began   time.Time     // zero: none is under way
-	end     time.Time     // of the most patient's time; zero: it has no end
+	end     time.Time     // end of the most patient waiter's time; zero: it has no end
 	stalled time.Duration // for how long this process did not run
 	server  distance      // the server's when it began
 	due     time.Time     // when the timer fires; zero: it doesn't
@@ -90,8 +90,8 @@ func (c *Client) watch(l *line, w *waiter) {
 	}
 }
 
-// overdue answers the waiters whose time is over as their degraded mode says, whatever their place in the line. A
-// waiter that the mode denies goes on waiting. If this process did not run when the first of these times ended, all
+// overdue answers the waiters whose time is over, as their degraded mode says. Their place in the line doesn't matter.
+// A waiter that the mode denies continues to wait. If this process did not run when the first of these times ended, all
 // waiters get the delay in addition.
 func (c *Client) overdue(l *line) {
 	l.mu.Lock()

@@ -9,14 +9,14 @@ import (
 
 const (
 	// rescueAfter is how many refill intervals old the last refill must be before this Client makes the next one.
-	// rescueSpread is the most that a Client adds to it; each adds another part, so that they don't all come at once.
+	// rescueSpread is the most that a Client adds to that. Each Client adds another part, so that they don't act at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 )
 
-// rescues reports whether a denial shows that refillers are silent, so that this Client refills: the last refill is
-// overdue, or lies ahead because the server's clock went back. Only smooth refills are made up for: the instants of a
-// schedule are the refillers' to know.
+// rescues reports whether this Client has to refill the bucket, because a denial shows that no refiller does: the last
+// refill is overdue, or is in the future because the server's clock went back. Buckets with a schedule are not
+// refilled, because only refillers know the instants of the schedule.
 func (c *Client) rescues(reply *lua.TakeReply) bool {
 	t := reply.Terms
 	if !c.config.rescue || reply.OK || t == nil || t.Kind != policy.Smooth {
@@ -26,9 +26,9 @@ func (c *Client) rescues(reply *lua.TakeReply) bool {
 	return since < -policy.ClockTolerance || float64(since) > (rescueAfter+rescueSpread*c.spread)*float64(t.Interval)
 }
 
-// rescue refills a bucket that denied a take if its refillers are silent: with the same script, the (era, index) of
-// the denial, and no right to create or change anything. It reports whether to ask again, since the bucket has
-// want tokens, and whether this Client made the refill.
+// rescue refills a bucket that denied a take, if no refiller does. It calls the refillers' script with the (era, index)
+// of the denial and without a policy, so that the call can neither create the bucket nor change its policy. It reports
+// whether the take should be repeated, because the bucket has want tokens, and whether this Client made the refill.
 func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	c := t.c
 	if !c.rescues(reply) || want > reply.Terms.Capacity ||

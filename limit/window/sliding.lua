@@ -2,7 +2,7 @@
 -- sliding: tokens in any stretch of time as long as the window. Its numbers: the limit, the length of a slot in µs and
 -- the number of slots in a window.
 -- The key holds the newest slot with a take, the length of the slots in µs, and then the tokens taken in it and in each
--- slot before it. If the slots have another length, another program wrote them, or the length was changed. The tokens of
+-- slot before it. If the slots have another length, another program wrote them, or the length was changed. Tokens of
 -- such a slot count in the slot that contains its end, so they never count too short. Tokens count until their whole
 -- slot has left the window. If they are returned, they go back to their slot or, if that isn't known, to the oldest
 -- slots.
