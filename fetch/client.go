@@ -119,7 +119,7 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls whose callers stopped waiting.
+	// Abandoned is the number of calls that their callers abandoned: they stopped waiting.
 	Abandoned int64
 	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
 	// that a TakeAll gave back because another bucket denied it.
