@@ -9,9 +9,8 @@
 //
 // A term is the time during which one candidate leads. Its epoch is the create revision of the leader's key. A
 // candidate never uses a key again, and leads only when all older keys have been deleted. So epochs strictly increase
-// from term to term in the history of one etcd, and an epoch can serve as a fencing token. For example, a transaction
-// on the condition that the create revision of [Term.Key] equals [Term.Epoch] commits only while etcd still has the
-// writer's key.
+// from term to term in the history of one etcd, and an epoch can serve as a fencing token. A transaction on the
+// condition that the create revision of [Term.Key] equals [Term.Epoch] commits only while etcd has the writer's key.
 //
 // # Trust window
 //
@@ -26,9 +25,8 @@
 // with [ErrLeadershipLost] as its cause, and the term is never trusted again. When the context of Run ends, renewals
 // continue until lead has returned. So the term stays trusted while lead finishes.
 //
-// After a process was stopped, it may run a few instructions of lead before lead's context is cancelled.
-// [Term.Remaining] has no such delay. So check it before an action that two leaders must not both take, or better,
-// fence the action by epoch.
+// After a process was stopped, it may run a few instructions of lead before lead's context is cancelled. So check
+// [Term.Remaining], or better, fence by epoch, before an action that two leaders must not both take.
 //
 // # What is not promised
 //
@@ -36,7 +34,6 @@
 // rates that differ by less than SafetyMargin/TTL, no machine is suspended, and keys and leases end by expiry or
 // resignation. If an operator deletes the leader's key, a second leader may begin before the first one has detected it.
 // If lead ignores its context and continues, the elector can't stop it. Meanwhile it neither resigns nor renews the
-// lease. Refills are safe without epochs. A caller that needs more than this fences by epoch.
-//
-// A user of etcd needs read and write permission on the range of Prefix/lead/, and nothing else.
+// lease. A caller that needs more than this fences by epoch. Refills are safe without. In etcd, a user needs read and
+// write permission on Prefix/lead/ only.
 package election

@@ -1,15 +1,16 @@
-// Package override gives single keys of templates other limits than their template's, while everything runs: a tenant
-// with a larger plan, a user who is slowed down.
+// Package override gives single keys of templates other limits than their template's, without a restart: for example to
+// a tenant with a larger plan, or to a user who is slowed down. It is not for configured buckets: change their
+// configuration.
 //
-// The model: an override is a capacity and a rate for one key. Fields that it leaves open have the values of the
-// template at the time when the override is set. It is stored beside the bucket, so that the takes that create the
-// bucket find it. It stays in force until it is unset, whatever versions of the template are published meanwhile.
-// Thousands of keys may have one; a key without one costs nothing.
+// An override is a capacity and a rate for one key. Fields that it leaves open have the values that the template has
+// when the override is set. It is stored beside the bucket, so that the take that creates the bucket finds it. It stays
+// in force until it is unset, whichever versions of the template are published meanwhile. Thousands of keys may have an
+// override; a key without one costs nothing.
 //
-// Setting and unsetting switch a bucket that exists in the same call that stores the override: it is settled under the
-// policy in force, then keeps its tokens as the template's carry-over says. Nothing is refilled. Consumers see it with
-// their next take, and where they remember a denial within a second.
+// The call that stores or removes an override also switches the bucket, if it exists. The bucket is settled under the
+// policy in force, and then keeps its tokens as the template's carry-over says. That is no refill. Consumers use the
+// new limit from their next take on. If they remember a denial, they use it within a second.
 //
-// The templates are those that refillers publish. A Store's methods are safe for concurrent use; two that set the same
-// key at once leave it with what one of them set.
+// The templates are those that refillers publish. A Store's methods are safe for concurrent use. If two callers set the
+// same key at once, the key has the override of one of them.
 package override

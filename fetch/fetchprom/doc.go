@@ -5,9 +5,9 @@
 //	client, err := fetch.New(rdb, fetch.WithHook(hook))
 //	hook.Watch(client)
 //
-// Keys often hold the names of users and are without number, so they are never
-// labels: the label "policy" is what a function makes of a key, and that must have
-// few values. [Policies] makes one of a list.
+// Keys often contain the names of users, and there may be any number of them. So they are never labels. A function
+// makes the label "policy" of a key, and must have few different results. [Policies] makes such a function of a list.
+// The package is not for the metrics of refillers, which they serve themselves.
 //
 //	refiller_consumer_calls_total{op, policy, outcome, source}
 //	refiller_consumer_tokens_taken_total{policy, source}

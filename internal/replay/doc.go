@@ -1,10 +1,10 @@
 // Package replay computes what a policy would have done to the requests of an access log: each request takes one token
-// from the bucket of its key.
+// from the bucket of its key. It needs no server, and is not a load test.
 //
-// The log's clock governs credit, whatever the speed of the replay. It is the highest time so far, since servers write
-// a line when its request ends and lines come a little out of order. A bucket starts full and is refilled at each take
-// with exactly what is due since the take before. So the outcome is that of a bucket with ideally short refill
-// intervals, and the same on every run.
+// Credit depends on the log's clock, and not on the speed of the replay. The log's clock is the highest time so far,
+// because servers write a line when its request ends, so lines are a little out of order. A bucket starts full. At each
+// take it is refilled with exactly the tokens that are due since the take before. So the result is that of a bucket
+// with very short refill intervals, and it is the same on every run.
 //
 // [Buckets] is the model, on the arithmetic of the Redis scripts ([policy.Bucket]). [Run] feeds it a log and makes the
 // [Report].

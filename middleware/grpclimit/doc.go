@@ -1,18 +1,17 @@
 // Package grpclimit puts a limiter in front of gRPC handlers.
 //
-// A [Middleware] asks a [limit.Limiter] for each call: refilled buckets
-// (a [fetch.Client]), any limiter of package limit, or many at once. Its Unary and
-// Stream are server interceptors.
+// A [Middleware] takes tokens for each call from a [limit.Limiter]: from refilled buckets (a [fetch.Client]), from any
+// limiter of package limit, or from many at once. Its Unary and Stream are server interceptors. It is not for limiting
+// the calls that a program makes: use a fetch.Client for that.
 //
 // # Keys
 //
-// A [KeyFunc] says whose tokens a call takes: [ByMethod], [ByMetadata],
-// [ByPeer], [ByUser], and their combinations with [Join]. A call without a key is
-// refused with INVALID_ARGUMENT, so leaving metadata out is no way around a
-// limit. Metadata is the client's word: limit by it only behind a proxy that sets
-// it, or by what authentication found out.
+// A [KeyFunc] returns the key whose tokens a call takes: [ByMethod], [ByMetadata], [ByPeer], [ByUser], and their
+// combinations with [Join]. A call without a key is refused with INVALID_ARGUMENT, so a client can't avoid a limit by
+// leaving metadata out. Clients choose their metadata. So limit by metadata only behind a proxy that sets it, or use
+// the result of an authentication.
 //
-// # What a call meets
+// # What happens to a call
 //
 // Tokens are taken before the handler runs; the [Decision] is in the handler's context ([FromContext]). A denied call
 // gets RESOURCE_EXHAUSTED with a google.rpc.RetryInfo, which retrying clients obey, unless it is unknown when the

@@ -1,22 +1,22 @@
 // Package httplimit puts a limiter in front of net/http handlers.
 //
-// A [Middleware] asks a [limit.Limiter] for each request: refilled buckets
-// (a [fetch.Client]), any limiter of package limit, or many at once. Its Wrap is
-// the func(http.Handler) http.Handler that routers built on net/http take; the
-// directory examples has it in chi, Echo and Gin.
+// A [Middleware] takes tokens for each request from a [limit.Limiter]: from refilled buckets (a [fetch.Client]), from
+// any limiter of package limit, or from many at once. Its Wrap is a func(http.Handler) http.Handler, as routers built
+// on net/http accept; the directory examples has it in chi, Echo and Gin. It is not for limiting the requests that a
+// program makes: use a fetch.Client for that.
 //
 // # Keys
 //
-// A [KeyFunc] says whose tokens a request takes: [ByIP], [ByHeader], [ByUser],
-// [ByRoute], and their combinations with [Join] and [FirstOf]. A request without
-// a key is refused with 400, so leaving a header out is no way around a limit.
+// A [KeyFunc] returns the key whose tokens a request takes: [ByIP], [ByHeader], [ByUser], [ByRoute], and their
+// combinations with [Join] and [FirstOf]. A request without a key is refused with 400, so a client can't avoid a limit
+// by leaving a header out.
 //
 // The client's address is the peer's, unless the peer is one of [Config.TrustedProxies]. Then X-Forwarded-For is read
-// from its right end, where proxies append, and the first address that is no trusted proxy's is the client's. Addresses
-// that a client writes into the header itself are further left and are never read. IPv6 clients own whole networks, so
-// [ByIP] counts a /64 as one.
+// from its right end, where proxies append. The first address there that is not a trusted proxy's is the client's.
+// Addresses that a client writes into the header itself are further left and are never read. An IPv6 client has a whole
+// network of addresses, so [ByIP] counts a /64 as one client.
 //
-// # What a request meets
+// # What happens to a request
 //
 // Addresses in [Config.Allow] pass at once. Then tokens are taken; the [Decision] is in the request's context
 // ([FromContext]). A denied request gets 429 and Retry-After; with [Config.Shadow] it passes, and only OnLimit is
@@ -25,10 +25,8 @@
 //
 // # Headers
 //
-// RateLimit and RateLimit-Policy are those of
-// draft-ietf-httpapi-ratelimit-headers-11, the problem document of a denial as
-// well: t is the time until more tokens are there. X-RateLimit-Limit, -Remaining
-// and -Reset (Unix seconds) are an option. Retry-After is never earlier than the
-// end of RateLimit's t, and jitter makes it later only, so that denied clients
+// RateLimit, RateLimit-Policy and the problem document of a denial are those of
+// draft-ietf-httpapi-ratelimit-headers-11. t is the time until more tokens are there. X-RateLimit-Limit, -Remaining and
+// -Reset (Unix seconds) are an option. Retry-After is never less than t. Jitter makes it longer, so that denied clients
 // don't all come back at once.
 package httplimit

@@ -11,6 +11,5 @@
 //   - List: flows whose demand exceeds half of their part. The plan lists only these. All others are served from the
 //     headroom.
 //
-// The package knows neither Redis nor time: both are its caller's. The script flows.lua states how a bucket uses a
-// plan.
+// The package uses neither Redis nor a clock; its caller does. The script flows.lua states how a bucket uses a plan.
 package flow

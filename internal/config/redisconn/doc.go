@@ -13,9 +13,12 @@
 // The only query parameter is db; it is an error to give it twice or in a Cluster. What needs escaping in a password is
 // percent-encoded. A configuration file's URL holds no password; one that is typed or in the environment may.
 //
-// What the clients have in common: a command is sent once (MaxRetries is off; a Cluster client follows MOVED and ASK,
-// which the server answers instead of executing, and sends anew only commands that don't forbid it with NoRetry, as all
-// of this project's scripts do). A call's context bounds its time on the socket. Every dial, read and write has a
-// timeout besides. Password files, of the sentinels too, and PEM files are read for each new connection, so all of them
-// can be rotated. Errors and logs show no password.
+// All clients have this in common:
+//
+//   - A command is sent once: MaxRetries is off. A Cluster client follows MOVED and ASK, which prove that the server
+//     did not run the command. It repeats other commands, but not those with NoRetry, as the scripts of this project
+//     are.
+//   - A call's context bounds its time on the socket. Every dial, read and write also has a timeout.
+//   - Password files, also those of sentinels, and PEM files are read for each new connection, so they can be rotated.
+//   - Errors and logs show no password.
 package redisconn

@@ -1,5 +1,5 @@
-// Package doctor examines what a refiller depends on: whether Redis and etcd
-// answer, whether Redis lets the scripts run and keeps what they write, and what
-// rights they need. It changes nothing but a
-// bucket of its own, refiller:doctor, which it deletes if it may.
+// Package doctor examines the servers on which a refiller depends: whether Redis and etcd answer, whether Redis runs
+// the scripts and keeps what they write, and which rights they need. It is not for watching a running deployment:
+// metrics and alerts do that. It changes only a bucket of its own, refiller:doctor, which it deletes if it has the
+// right.
 package doctor

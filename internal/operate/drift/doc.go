@@ -1,7 +1,8 @@
-// Package drift finds what a configuration would change against what is in force in Redis and etcd.
+// Package drift compares a configuration with the policies in force in Redis and etcd, and lists the differences. It
+// changes nothing.
 //
-// In force are the policies that Redis holds with the buckets, the templates that are published there, and the pools
-// that etcd holds. A policy is only replaced under a higher version: a difference under the same or a lower one is a
-// conflict, which no refiller resolves. Redis doesn't know at which instants a schedule's tokens fall due, only the
-// last one and the next. If two schedules agree on these, no difference is found.
+// The policies in force are those that Redis stores with the buckets, the templates that are published there, and the
+// pools in etcd. A policy is replaced only under a higher version. So a difference under the same or a lower version is
+// a conflict, which no refiller resolves. Of a schedule, Redis has only the last instant and the next one. If two
+// schedules have the same two instants, no difference is found.
 package drift

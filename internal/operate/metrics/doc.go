@@ -1,10 +1,9 @@
-// Package metrics exports what a replica does to Prometheus.
+// Package metrics exports the metrics of a replica to Prometheus. The metrics of consumers are not here: see packages
+// fetchprom and fetchotel.
 //
-// A label "bucket" holds the key of a configured bucket, never a key that came
-// from outside, and of at most [MaxBuckets] buckets: the first ones in the order
-// of their keys. The others are summed up as bucket="other". So the number of
-// series is bounded whatever is configured.
+// The label "bucket" has the key of a configured bucket, and never a key that a client chose. At most [MaxBuckets]
+// buckets have such a label: the first ones in the order of their keys. The others are summed up as bucket="other". So
+// the number of series is bounded for any configuration.
 //
-// The names and labels are what alert rules and dashboards of deploy/monitoring
-// rely on.
+// The alert rules and dashboards of deploy/monitoring use the names and labels.
 package metrics

@@ -2,6 +2,6 @@
 // tokens taken in between, refills that came late or found the bucket empty, and refills taken over from another
 // replica.
 //
-// A replica counts the buckets that it refills itself; a sum over replicas has all. Each refill is counted by the
-// replica that won it, so nothing is counted twice.
+// A replica counts only its own refills. Each refill is counted by the replica that won it, so the sum over all
+// replicas has each refill once. The package doesn't export the counts: see packages admin and metrics.
 package stats
