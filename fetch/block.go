@@ -78,7 +78,10 @@ func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few 
 	}
 	for {
 		left := b.left.Load()
-		n := v.fitting(most, left, leave)
+		n := min(most, left)
+		if leave != (policy.Leave{}) {
+			n = min(n, v.bucket+left-leave.Of(v.limit))
+		}
 		if n < least {
 			return Result{}, false
 		}
@@ -90,24 +93,6 @@ func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few 
 			OnFloor: v.onFloor, Source: Source{Kind: SourceLeased}, Era: v.era,
 		}, left-n < v.low
 	}
-}
-
-// fitting returns how many of up to most tokens can be drawn from a block that has left.
-func (v *view) fitting(most, left int64, leave policy.Leave) int64 {
-	n := min(most, left)
-	if leave != (policy.Leave{}) {
-		n = min(n, v.bucket+left-leave.Of(v.limit))
-	}
-	return n
-}
-
-// offer returns how many tokens draw would take now.
-func (b *block) offer(most int64, leave policy.Leave) int64 {
-	v := b.view.Load()
-	if v == nil || b.ls.now() >= v.until {
-		return 0
-	}
-	return v.fitting(most, b.left.Load(), leave)
 }
 
 // miss records that a caller asked the bucket itself for n tokens.
@@ -331,40 +316,4 @@ func (b *block) giveUp() {
 // after returns the time at which d is over. It adds a random part, so that the blocks don't act together.
 func (b *block) after(d time.Duration) time.Duration {
 	return b.ls.now() + timing.Between(b.ls.c.jitter, d, d+d/10)
-}
-
-// takeBoth makes a take if neither the bucket nor its block has enough tokens, but both together may have. denied is
-// the denial of the bucket. takeBoth first takes from the bucket the tokens that the block lacks, and then those of the
-// block. If both together have too few, it takes nothing. The tokens of the block come last, because they could not be
-// returned to a strict bucket, which counts them as outstanding and has no room for them.
-func (t *task) takeBoth(run policy.Run, denied *answer) (Result, bool) {
-	c, least := t.c, run.N-denied.reply.Remaining
-	if denied.source.Kind == SourceCached { // the bucket may have other tokens by now
-		least = 1
-	}
-	if !c.life.enter() {
-		return Result{}, false
-	}
-	defer c.life.leave()
-	n := c.buckets.find(t.key).offer(t.flow, run.N, run.Leave)
-	if n < max(1, least) {
-		return Result{}, false
-	}
-	var a *answer
-	if rest := run.N - n; rest > 0 {
-		a = t.askRun(policy.Run{N: rest, Count: 1, Leave: run.Leave})
-		if a.err != nil || !a.reply.OK {
-			return Result{}, false
-		}
-	}
-	leased, low := c.buckets.find(t.key).takeLocal(t.flow, n, n, run.Leave)
-	defer low.signal()
-	switch {
-	case a == nil:
-		return leased, leased.OK
-	case !leased.OK:
-		c.giveBackLater(t.key, backOf(&a.reply, a.info, t.flow))
-		return Result{}, false
-	}
-	return t.result(a).with(leased), true
 }

@@ -46,11 +46,10 @@ const (
 // within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
 // and a call is given no more than half of what the bucket holds. Unused tokens go back within hold, 10 ms to an hour,
 // and with Close. While the bucket's server is unavailable, takes use up the block, for about a second beyond hold. A
-// take that finds too few tokens in the block is put to the bucket; if that has too few as well, but both together
-// enough, the take gets some of each, with two calls. Tokens that a call moves between the two just then are in
-// neither: such a take may be denied, and a TakeUpTo get fewer, although they are there. Tokens of other consumers'
-// blocks are out of reach until they come back. WithLeave counts what the bucket had at the block's last call and what
-// is left in the block.
+// take that finds too few tokens in the block is put to the bucket. It is denied if the bucket has too few as well,
+// even if both together have enough. TakeUpTo takes from both, but not the tokens that a call moves between the two
+// just then. Tokens of other consumers' blocks are out of reach until they come back. WithLeave counts what the bucket
+// had at the block's last call and what is left in the block.
 //
 // Blocks have three costs:
 //
@@ -198,14 +197,6 @@ func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Res
 		blk = nil
 	}
 	return r, blk
-}
-
-// offer returns how many of up to n tokens of the bucket its block, or that of a flow, has now.
-func (b *bucket) offer(flow string, n int64, leave policy.Leave) int64 {
-	if blk := b.blockOf(flow); blk != nil {
-		return blk.offer(n, leave)
-	}
-	return 0
 }
 
 // yield has the block of the bucket, or of a flow, given back, since a caller waits.
