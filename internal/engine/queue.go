@@ -52,29 +52,29 @@ type Queue[T any] struct {
 	requests sync.Pool
 	trip     atomic.Int64 // rtt, for RoundTrip
 
-	mu          sync.Mutex
-	first, last *Request[T]
-	waiters     int           // requests from first to last with a waiting caller
-	held        int           // requests from first to last
-	calls       []*call[T]    // under way
-	departed    time.Time     // the last call
-	answered    time.Time     // time of the server's last answer
-	rtt         time.Duration // round trip of the last calls; 0: not known
-	failed      bool          // the last call did
-	due         time.Time     // no deadline is earlier; zero: there is none
-	timer       *time.Timer   // calls tick
-	at          time.Time     // when the timer fires; zero: it doesn't
-	stalled     time.Duration // for how long this process did not run while callers waited, in total
-	probing     bool
-	closed      bool
-	quit        chan struct{} // closed when the queue is
-	drained     chan struct{} // closed when it is, and nothing waits or is under way
+	mu       sync.Mutex
+	ends     Request[T]    // comes before the first request that waits for a departure, and after the last one
+	waiters  int           // requests that wait for a departure
+	calls    []*call[T]    // under way
+	departed time.Time     // the last call
+	answered time.Time     // time of the server's last answer
+	rtt      time.Duration // round trip of the last calls; 0: not known
+	failed   bool          // the last call did
+	due      time.Time     // no deadline is earlier; zero: there is none
+	timer    *time.Timer   // calls tick
+	at       time.Time     // when the timer fires; zero: it doesn't
+	stalled  time.Duration // for how long this process did not run while callers waited, in total
+	probing  bool
+	closed   bool
+	quit     chan struct{} // closed when the queue is
+	drained  chan struct{} // closed when it is, and nothing waits or is under way
 }
 
 // NewQueue makes a Queue of at most most calls at once, which are evidence for the breaker unless that is nil.
 func NewQueue[T any](send Sender[T], most int, breaker *Breaker, express *Express[T]) *Queue[T] {
 	q := &Queue[T]{send: send, most: most, breaker: breaker, express: express,
 		quit: make(chan struct{}), drained: make(chan struct{})}
+	q.ends.prev, q.ends.next = &q.ends, &q.ends
 	q.requests.New = func() any { return &Request[T]{signal: make(chan struct{}, 1)} }
 	q.timer = time.AfterFunc(time.Hour, q.tick)
 	q.timer.Stop()
@@ -109,9 +109,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	r.end = deadline
 	r.deadline = newDeadline(now, deadline, q.stalled)
 	r.call = nil
-	r.next = nil
 	q.push(r)
-	q.waiters++
 	q.due = earlier(q.due, deadline)
 	c := q.depart(now)
 	q.arm(now)
@@ -171,7 +169,6 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 		return
 	}
 	q.dropped(r)
-	q.forget()
 }
 
 // result returns what became of a request that isn't waiting any more.
@@ -188,8 +185,8 @@ func (q *Queue[T]) result(ctx context.Context, r *Request[T]) error {
 // dropped records that the caller of a request has left. The lock is held.
 func (q *Queue[T]) dropped(r *Request[T]) {
 	c := r.call
-	if c == nil { // it stays where it is until a departure
-		q.waiters--
+	if c == nil {
+		q.remove(r)
 		return
 	}
 	c.waiters--
@@ -201,18 +198,14 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 // depart makes a call of what waits if one may depart: none is under way, or fewer than there may be and the last
 // departure was a while ago. The lock is held.
 func (q *Queue[T]) depart(now time.Time) *call[T] {
-	if q.first == nil || len(q.calls) >= q.most || now.Sub(q.departed) < q.spacing() {
+	if q.waiters == 0 || len(q.calls) >= q.most || now.Sub(q.departed) < q.spacing() {
 		return nil
 	}
 	c := &call[T]{batch: make([]*Request[T], 0, min(q.waiters, mostRequests))}
-	for q.first != nil && len(c.batch) < mostRequests {
-		if r := q.pop(); r.state.Load() == waiting {
-			q.waiters--
-			c.add(r)
-		}
-	}
-	if c.waiters == 0 {
-		return nil
+	for q.waiters > 0 && len(c.batch) < mostRequests {
+		r := q.ends.next
+		q.remove(r)
+		c.add(r)
 	}
 	c.begin(now, q.patience(), q.stalled)
 	q.due = earlier(q.due, c.deadline.at)
@@ -272,38 +265,23 @@ func (q *Queue[T]) PutOff(began, deadline, latest time.Time) time.Time {
 	return end
 }
 
+// push adds a request to those that wait for a departure. The lock is held.
 func (q *Queue[T]) push(r *Request[T]) {
-	if q.first == nil {
-		q.first = r
-	} else {
-		q.last.next = r
-	}
-	q.last = r
-	q.held++
+	r.prev, r.next = q.ends.prev, &q.ends
+	r.prev.next, r.next.prev = r, r
+	q.waiters++
 }
 
-func (q *Queue[T]) pop() *Request[T] {
-	r := q.first
-	q.first, r.next = r.next, nil
-	q.held--
-	return r
-}
-
-// forget removes the requests without a waiting caller once they are most of those held. The lock is held.
-func (q *Queue[T]) forget() {
-	if q.held <= 2*q.waiters+mostRequests {
-		return
-	}
-	for n := q.held; n > 0; n-- {
-		if r := q.pop(); r.state.Load() == waiting {
-			q.push(r)
-		}
-	}
+// remove removes a request from those that wait for a departure. The lock is held.
+func (q *Queue[T]) remove(r *Request[T]) {
+	r.prev.next, r.next.prev = r.next, r.prev
+	r.prev, r.next = nil, nil
+	q.waiters--
 }
 
 // settle ends a closed queue when it is empty. The lock is held.
 func (q *Queue[T]) settle() {
-	if !q.closed || q.first != nil || len(q.calls) > 0 || q.probing {
+	if !q.closed || q.waiters > 0 || len(q.calls) > 0 || q.probing {
 		return
 	}
 	select {

@@ -29,7 +29,8 @@ type Request[T any] struct {
 	began    time.Time // the wait
 	end      time.Time // its deadline as given to Do
 	deadline deadline
-	call     *call[T] // once it is under way
+	call     *call[T]    // once it is under way
+	prev     *Request[T] // of those that wait for a departure
 	next     *Request[T]
 	uses     uint64 // how often it was given to Do
 }

@@ -24,9 +24,6 @@ func (q *Queue[T]) tick() {
 		q.stalled += delay
 	}
 	q.at = time.Time{}
-	for q.first != nil && q.first.state.Load() != waiting {
-		q.pop()
-	}
 	if c := q.depart(now); c != nil {
 		go q.work(c)
 	}
@@ -40,10 +37,11 @@ func (q *Queue[T]) tick() {
 // expire gives up requests whose time is over, and finds calls that the server is silent about. The lock is held.
 func (q *Queue[T]) expire(now time.Time) {
 	q.due = time.Time{}
-	for r := q.first; r != nil; r = r.next {
+	for r := q.ends.next; r != &q.ends; {
+		next := r.next
 		q.giveUpIfOver(r, now)
+		r = next
 	}
-	q.forget()
 	for _, c := range q.calls {
 		for _, r := range c.batch {
 			q.giveUpIfOver(r, now)
@@ -94,10 +92,10 @@ func (q *Queue[T]) postpone(r *Request[T], now time.Time) bool {
 // arm sets the timer to what is due next. The lock is held.
 func (q *Queue[T]) arm(now time.Time) {
 	next := q.due
-	if q.first != nil && len(q.calls) < q.most {
+	if q.waiters > 0 && len(q.calls) < q.most {
 		next = earlier(next, q.departed.Add(q.spacing()))
 	}
-	if q.first != nil || len(q.calls) > 0 {
+	if q.waiters > 0 || len(q.calls) > 0 {
 		next = earlier(next, now.Add(pulse))
 	}
 	if !next.IsZero() && (q.at.IsZero() || next.Before(q.at)) {
