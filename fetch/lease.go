@@ -208,9 +208,6 @@ func (b *bucket) yield(flow string) {
 
 // missed counts a take of n tokens, for a flow, that was put to the bucket itself.
 func (ls *leases) missed(key, flow string, n int64) {
-	if ls == nil {
-		return
-	}
 	b := ls.c.buckets.find(key)
 	if blk := b.blockOf(flow); blk != nil {
 		blk.miss(n)
