@@ -22,7 +22,8 @@ const (
 
 // block has tokens of a bucket in memory, for takes without a call. They were taken from the bucket, which counts them
 // as outstanding. Takers take tokens from the block. The block's keeper, a goroutine of the Client, does everything
-// else.
+// else. A keeper costs 4 kB, 17 MB for maxLeases blocks. One keeper for all would need a queue of what is due, and
+// goroutines for the calls under way.
 type block struct {
 	ls   *leases
 	key  string

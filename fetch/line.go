@@ -11,7 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are the queues of callers that wait for a bucket: one line for each pair of a flow and a Leave.
+// lines are the queues of callers that wait for a bucket: one line for each pair of a flow and a Leave. In a single
+// line an urgent caller behind one that leaves half of the bucket would wait until half of the bucket is full.
 type lines struct {
 	waiters atomic.Int32 // callers that wait, or are about to
 

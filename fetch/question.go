@@ -10,8 +10,9 @@ import (
 )
 
 // question is a line's call to its bucket, for some of its waiters. It may take as long as the most patient of them
-// allows. A waiter with less time does not wait for its end, and neither does one that joins the line meanwhile. The
-// lock of the lines guards the question.
+// allows. A waiter with less time does not wait for its end, and neither does one that joins the line meanwhile.
+// Otherwise a waiter with 50 ms beside one with 5 s would wait for 5 s for a server that is silent. The lock of the
+// lines guards the question.
 type question struct {
 	began   time.Time     // zero: none is under way
 	end     time.Time     // end of the most patient waiter's time; zero: it has no end

@@ -30,7 +30,7 @@ func (c *Client) TakeUpTo(ctx context.Context, key string, n int64, opts ...Call
 // takeRun makes one take.
 func (c *Client) takeRun(ctx context.Context, op Op, key string, run policy.Run, opts []CallOption) (Result, error) {
 	n := run.N * run.Count
-	if len(c.config.hooks) == 0 && len(opts) == 0 { // the shortest way to a block: a quarter faster
+	if len(c.config.hooks) == 0 && len(opts) == 0 { // spares a take from a block a quarter of its time
 		if err := c.check(ctx, key, n); err != nil {
 			return Result{}, err
 		}
