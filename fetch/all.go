@@ -41,16 +41,16 @@ type AllResult struct {
 	keys []string // of the requests that were granted
 }
 
-// TakeAll takes tokens of 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
+// TakeAll takes tokens from 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
 // requests of one bucket count as one request for their sum, and must name the same flow. Each bucket must have a
 // policy. TakeAll has the options of Take.
 //
 // All buckets of one server share one script call. On a Cluster the buckets of one slot share a call, so there is
-// usually one call for each bucket. A bucket of a lazy template always has a call of its own. The calls are made at
-// once. If one of them denies, the tokens that the others took are returned. Other callers can't take these tokens
-// meanwhile, so two such takes at the same moment may both be denied. If the process ends or is cut off before the
-// return, these tokens are lost. No failure adds tokens to a bucket: a bucket that has begun a new era since gets
-// nothing back.
+// usually one call for each bucket. A bucket of a lazy template always has a call of its own. All calls are made at the
+// same time. If one of them denies, the tokens that the others took are returned. Other callers can't take these tokens
+// in between, so two such takes at the same moment may both be denied. If the process ends or is cut off before the
+// return, these tokens are lost. No failure adds tokens to a bucket: if a bucket has begun a new era in between,
+// nothing is returned to it.
 //
 // If the server of a bucket is unavailable, the bucket's degraded mode answers. After ErrUnavailable or the context's
 // own error, tokens may be lost, because only tokens that are known to have been taken are returned.

@@ -37,10 +37,10 @@ const (
 	places = 1024
 )
 
-// WithLease has the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory, and answer Take and
-// TakeUpTo from them without a call. Such an answer has SourceLeased. It is for all buckets, or for those of ForKeys
-// and ForPrefix; of several options that match a key, the one that names it counts, then the one with the longest
-// prefix.
+// WithLease makes the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory. It answers Take and
+// TakeUpTo from them without a call. Such an answer has SourceLeased. The option is for all buckets, or for those of
+// ForKeys and ForPrefix. If several options match a key, the one that names it applies, or else the one with the
+// longest prefix.
 //
 // A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken
 // within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
@@ -63,9 +63,9 @@ const (
 // TakeAll and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
 // policy.EnforceLazy, have no blocks.
 //
-// A bucket with flows has a block for each flow that takes so often. It is given what a TakeUpTo for the flow would
-// get. Its tokens count as asked for by the flow, and go back with the right that it paid. Undo of a take from such a
-// block gives no right back.
+// A bucket with flows has a block for each flow that takes so often. The block gets the tokens that a TakeUpTo for the
+// flow would get. They count as asked for by the flow. When they go back, the flow gets the right back that it paid.
+// Undo of a take from such a block gives no right back.
 func WithLease(most int64, hold time.Duration) LeaseOption {
 	return LeaseOption{rule: leaseRule{most, hold}}
 }

@@ -29,29 +29,30 @@ type Reservation struct {
 	once   sync.Once
 }
 
-// Settlement is what became of the tokens of a reservation.
+// Settlement says what happened to the tokens of a reservation.
 type Settlement struct {
 	policy.Settlement
 	// Remaining is the number of tokens in the bucket after the call.
 	Remaining int64
-	// Again reports that the reservation was settled before: Settlement is what that answered.
+	// Again reports that the reservation was settled before. Settlement is then the answer of that time.
 	Again bool
 }
 
 // Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
-// Reservation with what was used. If it is never settled, as after a crash, its tokens go back when ttl,
-// policy.MinHold to policy.MaxHold, is over: at the bucket's next refill or reservation; in a budget also before a take
-// is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithFlow, WithReservationID and WithOverrun.
+// Reservation with the number of tokens that were used. If it is never settled, for example after a crash, its tokens
+// go back when ttl, policy.MinHold to policy.MaxHold, is over. That happens at the bucket's next refill or reservation,
+// and in a budget also before a take is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithFlow,
+// WithReservationID and WithOverrun.
 //
-// A denial is a Reservation whose OK is false, and a nil error. A reservation by a degraded mode (SourceFallback) or of
-// what a bucket in shadow mode lacks (Shadow) is in no bucket: its Settle makes no call.
+// A denial is a Reservation whose OK is false, and a nil error. If a degraded mode granted a reservation
+// (SourceFallback), or a bucket in shadow mode lacked the tokens (Shadow), no bucket holds its tokens, and its Settle
+// makes no call.
 //
-// The errors are Take's, ErrInvalidTTL, and ErrIDInUse. The Client asks again, once, if its connection fails and the
-// timeout leaves time. After ErrUnavailable or the context's own error tokens may be held until ttl is over; with
-// WithReservationID it is safe to ask again.
+// The errors are those of Take, ErrInvalidTTL and ErrIDInUse. If its connection fails and the timeout leaves time, the
+// Client repeats the call once. After ErrUnavailable or the context's own error, tokens may be held until ttl is over.
+// With WithReservationID it is safe to repeat the call.
 //
-// A bucket without a policy can't be reserved from, which is ErrUnknownBucket, nor one of a lazy template:
-// ErrLazyBucket.
+// For a bucket without a policy the error is ErrUnknownBucket, and for one of a lazy template ErrLazyBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation,
 	error) {
 	var r *Reservation
@@ -128,21 +129,24 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 	c.moreTokens(key)
 }
 
-// Settle ends the reservation id of the bucket, of which used tokens, 0 to policy.MaxTokens, were used. What was not
-// used goes back, as far as the bucket has room and is in the same era; what was used beyond it is taken from the
-// bucket, and what that lacks is forgiven or owed as WithOverrun says. Of a reservation whose time is over, which went
-// back, all that was used counts as used beyond it.
+// Settle ends the reservation id of the bucket with the number of tokens that were used, 0 to policy.MaxTokens:
 //
-// The flow for which the reservation was made (WithFlow) gets the right back that it paid for what goes back, and pays
-// for what was used beyond.
+//   - Tokens that were not used go back, as far as the bucket has room and is in the same era.
+//   - If more were used than reserved, the difference is taken from the bucket. If the bucket has too few tokens, the
+//     rest is forgiven or owed, as WithOverrun says.
+//   - If the time of the reservation is over, its tokens went back. Then all tokens that were used count as used beyond
+//     the reservation.
 //
-// It has no degraded mode: while the bucket's server is unavailable it returns ErrUnavailable, at once if the breaker
-// is open. A reservation that is not settled before its time is over goes back as if nothing had been used, so go on
-// trying; what was used is then charged by the settlement that arrives, up to policy.HoldMemory later. Settling again
-// changes nothing: for policy.HoldMemory the answer is that of the first time, whatever is said to have been used, and
-// the Client asks again itself, once, if its connection fails and the timeout leaves time.
+// If the reservation was made for a flow (WithFlow), the flow gets the right back that it paid for the tokens that go
+// back. It pays for tokens that were used beyond the reservation.
 //
-// The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if nothing is known of the id, ErrIDInUse if it is of
+// Settle has no degraded mode: while the bucket's server is unavailable it returns ErrUnavailable, at once if the
+// breaker is open. If a reservation is not settled before its time is over, its tokens go back as if none had been
+// used. So try again: a settlement that arrives up to policy.HoldMemory later still charges the tokens that were used.
+// A second settlement changes nothing: for policy.HoldMemory it gets the answer of the first one, even with another
+// number. The Client itself repeats the call once if its connection fails and the timeout leaves time.
+//
+// The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if the id is unknown, ErrIDInUse if it is in use for
 // something else, and those about the bucket.
 func (c *Client) Settle(ctx context.Context, key, id string, used int64, opts ...CallOption) (Settlement, error) {
 	var s Settlement
@@ -197,9 +201,9 @@ func checkUsed(used int64) error {
 	return nil
 }
 
-// Settle ends the reservation as Client.Settle does. A denial is ErrNotHeld. One that is in no bucket needs no server:
-// of a degraded mode's share (policy.DegradedLocal) what was not used goes back to the share; otherwise nothing
-// happens.
+// Settle ends the reservation as Client.Settle does. For a denial it returns ErrNotHeld. If no bucket holds the tokens,
+// it makes no call: if they are from a degraded mode's share (policy.DegradedLocal), those that were not used go back
+// to the share; otherwise nothing happens.
 func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error) {
 	switch {
 	case !r.OK:

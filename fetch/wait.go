@@ -20,22 +20,26 @@ const (
 )
 
 // Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. The Result is that of
-// the take that got them; it is never a denial. Those who wait for a bucket in one Client, with the same WithLeave and
-// the same WithFlow, form a line: they are served in the order of their arrival, and none is served while the first
-// isn't, however few tokens it wants. The line asks when the tokens of the first are due, once for all, so its calls
-// don't grow with its length; and, but for WithRescue(false), every few seconds, lest no refiller lives. The options
-// are WithTimeout, for each question, WithLeave, WithLeavePercent and WithFlow.
+// the take that got them; it is never a denial. The options are WithTimeout, which bounds each question to the server,
+// WithLeave, WithLeavePercent and WithFlow.
 //
-// Once a bucket has denied a line, its tokens are the line's: takes and reservations through the same Client that leave
-// as much or more, and have no request id, don't overtake it, nor do lines that leave more. But of those that leave as
-// much, one passes the line after each refill interval, or after as long as the bucket needs to earn twice its tokens.
-// So a patient line doesn't turn them off, and gets at least half of what is refilled.
+// Callers of Wait for one bucket in one Client, with the same WithLeave and the same WithFlow, form a line. They are
+// served in the order of their arrival. While the first one isn't served, no other one is, however few tokens it wants.
+// One question to the server is for all of them, so the number of questions doesn't grow with the length of the line.
+// The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there may be no
+// refiller, unless WithRescue(false) is set.
 //
-// It returns ErrDeadline at once if the tokens are due after the context's deadline, the tokens of those in front
-// included. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
-// A line asks with the longest timeout of the waiters it asks for; a waiter with a shorter one is answered when that is
-// over, as Take would be, whatever its place. Everything else is as for Take: Wait doesn't wait for a server that is
-// away.
+// After a bucket has denied a line, other calls of the same Client don't overtake the line: lines that leave more, and
+// takes and reservations that leave as much or more and have no request id. There is one exception. Of the takes and
+// reservations that leave as much, one passes the line after each refill interval, or after the time in which the
+// bucket earns twice its tokens if that is longer. So they are not shut out, and the line gets at least half of what is
+// refilled.
+//
+// Wait returns ErrDeadline at once if the tokens, after those of the waiters in front, are due after the context's
+// deadline. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
+// The timeout of a question is the longest of the waiters that it is for. If a waiter has a shorter one, it is answered
+// when that is over, as Take would be, whatever its place is. Everything else is as for Take: Wait doesn't wait for a
+// server that is unavailable.
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
