@@ -42,14 +42,17 @@ const (
 // ForKeys and ForPrefix. If several options match a key, the one that names it applies, or else the one with the
 // longest prefix.
 //
-// A bucket's block begins with its eighth take within the hold time, granted or not. It is as large as what is taken
-// within about a third of hold, and no larger than most and the capacity; more is asked for when half of it is left,
-// and a call is given no more than half of what the bucket holds. Unused tokens go back within hold, 10 ms to an hour,
-// and with Close. While the bucket's server is unavailable, takes use up the block, for about a second beyond hold. A
-// take that finds too few tokens in the block is put to the bucket. It is denied if the bucket has too few as well,
-// even if both together have enough. TakeUpTo takes from both, but not the tokens that a call moves between the two
-// just then. Tokens of other consumers' blocks are out of reach until they come back. WithLeave counts what the bucket
-// had at the block's last call and what is left in the block.
+// A bucket's block begins with its eighth take within the hold time, granted or not:
+//
+//   - Its size is the number of tokens that are taken within about a third of hold, but at most most and the capacity.
+//   - When half of it is left, the Client asks for more. A call gets at most half of the tokens in the bucket.
+//   - Unused tokens go back within hold, 10 ms to an hour, and at Close.
+//   - While the bucket's server is unavailable, takes use the block, for about a second beyond hold.
+//
+// If the block has too few tokens for a take, the take is made from the bucket. It is denied if the bucket has too few,
+// too, even if both together have enough. TakeUpTo takes from both, but not the tokens that another call moves between
+// the two at that moment. Tokens of other consumers' blocks can't be taken until they come back. WithLeave counts the
+// tokens that the bucket had at the block's last call, and those that are left in the block.
 //
 // Blocks have three costs:
 //
