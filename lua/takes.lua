@@ -168,8 +168,9 @@ end
 -- steps_of returns how many steps fill an empty bucket of a budget's policy.
 local function steps_of(p) return math.ceil(p.capacity / p.tokens) end
 
--- life_s returns the time after which the bucket expires, in seconds. A budget lives until steps have filled it twice.
--- If an override needs more steps than the template to fill the bucket, the script doesn't know that instant.
+-- life_s returns the time after which the bucket expires, in seconds. A budget lives until a minute after steps have
+-- filled it twice. If an override needs more steps than the template to fill the bucket, the script doesn't know that
+-- instant.
 local function life_s(t, p)
   if p.kind ~= BUDGET or not t.full or steps_of(p) > t.steps then return p.life_s end
   return max(60, t.full - floor(now / 1000000))

@@ -19,7 +19,8 @@ const (
 	MaxHorizon = 5 * policy.MaxPer
 )
 
-// rounds is the most calls that one answer needs.
+// rounds is how often a call is repeated at most because a window of the calendar ended. It is also the most calls that
+// search for the next free instant.
 const rounds = 32
 
 // DefaultHorizon is the Horizon where none is given.

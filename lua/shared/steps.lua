@@ -1,8 +1,8 @@
 -- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
 -- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
 -- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last instant has not come yet. full_s is the instant, in seconds, by which steps alone have filled every
--- bucket of the template twice.
+-- µs. Only the last instant has not come yet. full_s is the instant, in seconds, a minute after steps alone have filled
+-- every bucket of the template twice.
 
 -- schedule reads that text; nil if it is empty.
 local function schedule(text)
