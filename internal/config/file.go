@@ -97,8 +97,8 @@ type limits struct {
 	Degraded policy.Degraded `yaml:"degraded" is:"degraded" default:"closed"`
 	// Whether consumers admit and count requests that the bucket denies.
 	Shadow bool `yaml:"shadow" is:"truth" default:"false"`
-	// Whether the bucket keeps room for outstanding tokens, which reservations and leases hold. If so, the bucket and they
-	// together never have more tokens than the capacity.
+	// Whether the bucket keeps room for outstanding tokens, which reservations and leases hold. If so, the bucket and its
+	// outstanding tokens together are never more than the capacity.
 	Strict bool `yaml:"strict" is:"truth" default:"false"`
 	// Divides the bucket fairly among the flows for which takes are made. To use the defaults write flows: {}. The bucket
 	// must have a rate, and be refilled.
