@@ -342,8 +342,8 @@ end
 -- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
 -- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
 -- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last instant has not come yet. full_s is the instant, in seconds, by which steps alone have filled every
--- bucket of the template twice.
+-- µs. Only the last instant has not come yet. full_s is the instant, in seconds, a minute after steps alone have filled
+-- every bucket of the template twice.
 
 -- schedule reads that text; nil if it is empty.
 local function schedule(text)
@@ -658,8 +658,9 @@ end
 -- steps_of returns how many steps fill an empty bucket of a budget's policy.
 local function steps_of(p) return math.ceil(p.capacity / p.tokens) end
 
--- life_s returns the time after which the bucket expires, in seconds. A budget lives until steps have filled it twice.
--- If an override needs more steps than the template to fill the bucket, the script doesn't know that instant.
+-- life_s returns the time after which the bucket expires, in seconds. A budget lives until a minute after steps have
+-- filled it twice. If an override needs more steps than the template to fill the bucket, the script doesn't know that
+-- instant.
 local function life_s(t, p)
   if p.kind ~= BUDGET or not t.full or steps_of(p) > t.steps then return p.life_s end
   return max(60, t.full - floor(now / 1000000))
