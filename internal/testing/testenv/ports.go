@@ -12,13 +12,15 @@ import (
 	"testing"
 )
 
-// Ports are taken from [minPort, maxPort), below the ephemeral range of Linux (32768) and macOS (49152). An outgoing
-// connection then never takes the port of a server that is down, and a client that dials it never reaches itself.
+// Ports are taken from [minPort, maxPort), below the ephemeral range of Linux (32768) and macOS (49152). So the kernel
+// gives no outgoing connection the port of a server that is down, and a client that dials such a port never connects to
+// itself.
 const (
 	minPort = 10000
 	maxPort = 32000
-	// portAttempts bounds the search for free ports, and the starts of a server whose port was taken meanwhile.
+	// portAttempts bounds the attempts of Ports to find free ports.
 	portAttempts = 200
+	// bindAttempts bounds the starts of a server whose ports other programs took meanwhile.
 	bindAttempts = 5
 )
 
@@ -26,16 +28,22 @@ const (
 // ends.
 func Ports(t testing.TB, n int) []int {
 	t.Helper()
+	return reservePorts(t, n, func() int { return minPort + rand.IntN(maxPort-minPort) })
+}
+
+// reservePorts reserves the first n free ones of the ports that candidate returns.
+func reservePorts(t testing.TB, n int, candidate func() int) []int {
+	t.Helper()
 	dir := portsDir()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		t.Fatalf("testenv: reserve ports: %v", err)
 	}
 	ports := make([]int, 0, n)
-	for range portAttempts {
-		if len(ports) == n {
-			return ports
+	for attempt := 0; len(ports) < n; attempt++ {
+		if attempt == portAttempts {
+			t.Fatalf("testenv: only %d of %d free ports found in %d attempts", len(ports), n, portAttempts)
 		}
-		port := minPort + rand.IntN(maxPort-minPort)
+		port := candidate()
 		lock, err := lockFile(filepath.Join(dir, strconv.Itoa(port)), syscall.LOCK_EX|syscall.LOCK_NB)
 		if errors.Is(err, syscall.EWOULDBLOCK) {
 			continue
@@ -52,8 +60,7 @@ func Ports(t testing.TB, n int) []int {
 		t.Cleanup(func() { _ = lock.Close() }) // closing releases the lock
 		ports = append(ports, port)
 	}
-	t.Fatalf("testenv: no %d free ports found in %d attempts", n, portAttempts)
-	return nil
+	return ports
 }
 
 // portsDir returns the directory of the lock files, one for each port in use or used before.
@@ -61,7 +68,7 @@ func portsDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("refiller-testenv-ports-%d", os.Getuid()))
 }
 
-// onFreePorts calls start with n reserved ports, and again with others if some program took one in between.
+// onFreePorts calls start with n reserved ports, and again with others if another program took one in between.
 func onFreePorts(t testing.TB, n int, start func(ports []int) error) {
 	t.Helper()
 	var err error
