@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/config/fields"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
@@ -121,4 +122,21 @@ func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	code, stdout, stderr := runWith(t, nil, "reset", "user:42", "-n", "10", "-c", path)
 	require.Zero(t, code, stdout+stderr)
 	require.True(t, rdb.SIsMember(ctx, set, "user:42").Val())
+	require.Contains(t, stderr, "tokens=10 ")
+
+	// Without -n the audit line names no number of tokens, only those that the bucket holds.
+	code, stdout, stderr = runWith(t, nil, "reset", "user:42", "-c", path)
+	require.Zero(t, code, stdout+stderr)
+	require.NotContains(t, stderr, "tokens=")
+	require.Contains(t, stderr, "held=60 ")
+
+	// This user of Redis may not change the active set. So the bucket is reset, and then the command fails.
+	require.NoError(t, rdb.Do(ctx, "acl", "setuser", "support", "on", ">secret", "+@all", "~user:42", "~{user:42}*",
+		"~"+lua.TemplatesKey).Err())
+	code, stdout, stderr = runWith(t, fields.Environment{"REFILLER_REDIS_PASSWORD": "secret"},
+		"reset", "user:42", "-n", "20", "-c", path, "--redis-username", "support")
+	require.Equal(t, 1, code, stdout+stderr)
+	require.Contains(t, stderr, "operator action failed")
+	require.Contains(t, stderr, "tokens=20 held=20 ")
+	require.Contains(t, stderr, "it holds 20 tokens now, but may not be refilled before its next take: ")
 }

@@ -33,7 +33,7 @@ func grantCommand(e env) *cobra.Command {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return lua.Grant(ctx, rdb, args[0], n)
 			}
-			return op.run(cmd.Context(), args[0], n, act)
+			return op.run(cmd.Context(), args[0], []any{"tokens", n}, act)
 		},
 	}
 	op.flags(cmd)
@@ -52,7 +52,11 @@ func resetCommand(e env) *cobra.Command {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return reset(ctx, rdb, args[0], n)
 			}
-			return op.run(cmd.Context(), args[0], n, act)
+			var what []any
+			if n >= 0 {
+				what = []any{"tokens", n}
+			}
+			return op.run(cmd.Context(), args[0], what, act)
 		},
 	}
 	op.flags(cmd)
@@ -60,15 +64,22 @@ func resetCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// reset sets a bucket's tokens, and has it refilled if it is of a template.
+// reset sets a bucket's tokens; a negative number means its capacity. If a refilled template applies to the bucket,
+// reset then puts it into the active set, or, if it is a budget, credits it. If that fails, reset returns the reply of
+// the first step and an error.
 func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) (lua.OperatorReply, error) {
-	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without them its next take has it refilled
+	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without them the bucket is refilled from its next take on
 	reply, err := lua.Reset(ctx, rdb, key, n)
-	if rule := published.Of(key); err == nil && rule != nil && rule.Enforce == policy.EnforceRefilled {
-		_, cluster := rdb.(*redis.ClusterClient)
-		err = lua.NewTemplate(rule, cluster).Open(ctx, rdb, key)
+	rule := published.Of(key)
+	if err != nil || rule == nil || rule.Enforce != policy.EnforceRefilled {
+		return reply, err
 	}
-	return reply, err
+	_, cluster := rdb.(*redis.ClusterClient)
+	if err := lua.NewTemplate(rule, cluster).Open(ctx, rdb, key); err != nil {
+		return reply, fmt.Errorf("it holds %d tokens now, but may not be refilled before its next take: %w",
+			reply.Tokens, err)
+	}
+	return reply, nil
 }
 
 // operation is an operator's action on one bucket.
@@ -77,7 +88,7 @@ type operation struct {
 	verb           string
 	output, reason string
 	operator       string
-	logged         config.Log // of the configuration
+	logConfig      config.Log // the log settings of the configuration
 }
 
 func (o *operation) flags(cmd *cobra.Command) {
@@ -96,18 +107,18 @@ func (o *operation) connectFlags(cmd *cobra.Command) {
 	cli.OutputFlag(cmd, &o.output)
 }
 
-// connect reaches Redis, and names it without secrets.
+// connect returns a client of Redis, and the server's address without secrets.
 func (o *operation) connect() (redis.UniversalClient, string, error) {
 	cfg, err := o.load()
 	if err != nil {
 		return nil, "", err
 	}
-	o.logged = cfg.Log
+	o.logConfig = cfg.Log
 	rdb, err := redisconn.Open(cfg.Redis)
 	return rdb, cfg.Redis.String(), err
 }
 
-// reach connects to Redis for what act does.
+// reach connects to Redis, calls act with the connection, and closes it. timeout bounds act.
 func (o *operation) reach(ctx context.Context, timeout time.Duration,
 	act func(ctx context.Context, rdb redis.UniversalClient, server string) error) error {
 	rdb, server, err := o.connect()
@@ -120,10 +131,10 @@ func (o *operation) reach(ctx context.Context, timeout time.Duration,
 	return act(ctx, rdb, server)
 }
 
-// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error, which it
-// returns.
+// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error. It returns
+// the error, with verb and key in front, or nil.
 func (o *operation) audited(key, server string, what, outcome []any, err error) error {
-	log := auditLogger(o.env, o.logged)
+	log := auditLogger(o.env, o.logConfig)
 	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
 		[]any{"operator", operatorOf(o.env, o.operator), "reason", o.reason, "redis", server})
 	if err != nil {
@@ -134,16 +145,20 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 	return nil
 }
 
-// run acts, writes an audit line to the log and the answer to stdout.
-func (o *operation) run(ctx context.Context, key string, n int64,
+// run calls act, writes an audit line to the log, and the reply to stdout. what is the part of the audit line that says
+// what was to be done.
+func (o *operation) run(ctx context.Context, key string, what []any,
 	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
 		return cli.Usage(err)
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		reply, err := act(ctx, rdb)
-		if err := o.audited(key, server, []any{"tokens", n},
-			[]any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}, err); err != nil {
+		outcome := []any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}
+		if err != nil && reply.Version.Index > 0 { // the bucket was changed, and a later step failed
+			what = slices.Concat(what, outcome)
+		}
+		if err := o.audited(key, server, what, outcome, err); err != nil {
 			return err
 		}
 		if o.output == "json" {
@@ -158,10 +173,12 @@ func (o *operation) run(ctx context.Context, key string, n int64,
 	})
 }
 
-// operatorVariable names the operator where the program runs as a user of its own, as in an image.
+// operatorVariable is the variable with the operator's name. It is for images, in which the program's user identifies
+// no person.
 const operatorVariable = "REFILLER_OPERATOR"
 
-// operatorOf returns who acts, for the audit line: the one that is named, or the user that runs the program.
+// operatorOf returns the operator's name for the audit line: named, the value of operatorVariable, or else the user
+// that runs the program.
 func operatorOf(e env, named string) string {
 	if named == "" {
 		named = e.Environ[operatorVariable]
@@ -176,7 +193,8 @@ func operatorOf(e env, named string) string {
 	return u.Username
 }
 
-// auditLogger returns the logger of audit lines, which are written whatever the level, in the form of other lines.
+// auditLogger returns the logger of audit lines. They are written at every log level, as text or JSON like the other
+// lines.
 func auditLogger(e env, l config.Log) hclog.Logger {
 	return newLogger(e, config.Log{Level: "info", JSON: l.JSON}).Named("audit")
 }
