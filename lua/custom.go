@@ -6,8 +6,8 @@ import "context"
 // MaxRetries is, and with its source if the server doesn't know it. It is safe for concurrent use.
 type Script struct{ script }
 
-// NewScript makes a Script; name appears in errors. Its lines
-// "--#include shared/name" are replaced by the files in shared.
+// NewScript makes a Script of source. In source, each line "--#include shared/NAME" is replaced by that file of shared.
+// name appears in errors.
 func NewScript(name, source string) *Script { return &Script{hashed(name, expand(source))} }
 
 // Run calls the script once and returns its reply. After an error the script may have run.

@@ -23,7 +23,7 @@ func newCheckCommand(e env) *cobra.Command {
 		Use:   "check FILE...",
 		Short: "Validate the sidecar's files of limits",
 		Long: `Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without
-connecting to anything. Of a directory the YAML files are validated. The exit code is 0, 2 with every problem on
+connecting to anything. For a directory, its YAML files are validated. The exit code is 0, 2 with every problem on
 stderr, or 1 if a file can't be read.`,
 		Example: "  consumer check edge.yaml limits.yaml",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),

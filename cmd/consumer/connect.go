@@ -14,29 +14,27 @@ import (
 )
 
 const (
-	// callDeadline bounds a call. It is far above the SDK's, since a command
-	// starts with a new connection, and a user at a terminal would rather wait
-	// than guess whether tokens were taken.
+	// callDeadline bounds a call. It is far longer than the SDK's default, since a command starts with a new connection,
+	// and a user at a terminal would rather wait than guess whether tokens were taken.
 	callDeadline = 5 * time.Second
 	// closeDeadline bounds the wait for calls under way when a command ends.
 	closeDeadline = 3 * time.Second
 )
 
-// connection is where a command finds Redis, and how it logs in.
+// connection has the settings with which a command connects to Redis. Flags replace the environment.
 type connection struct {
-	environ fields.Environment
-	laid    []fields.Override // by flags
+	environ   fields.Environment
+	fromFlags []fields.Override
 }
 
-// addFlags adds a flag for each variable that says how to reach Redis.
+// addFlags adds a flag for each of these settings.
 func (c *connection) addFlags(cmd *cobra.Command) {
-	cli.VariableFlags(cmd, redisconn.Variables(), &c.laid)
+	cli.VariableFlags(cmd, redisconn.Variables(), &c.fromFlags)
 }
 
-// open returns a client, which connects when it is first used. Flags beat the environment. A pool size of 0 is the
-// default.
+// open returns a client, which connects when it is first used. A pool size of 0 is the default.
 func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
-	o, err := redisconn.FromCommandLine(c.environ, c.laid...)
+	o, err := redisconn.FromCommandLine(c.environ, c.fromFlags...)
 	if err != nil {
 		return nil, cli.Usage(err)
 	}
@@ -46,7 +44,7 @@ func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
 	return redisconn.Open(o)
 }
 
-// with runs do with a client of the SDK and closes what it opened.
+// with calls do with a client of the SDK, and closes it.
 func (c *connection) with(do func(*fetch.Client) error) error {
 	rdb, err := c.open(0)
 	if err != nil {

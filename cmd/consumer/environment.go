@@ -11,20 +11,21 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// serveVariables begins the names of the variables for the sidecar's flags.
+// serveVariables is the prefix of the variables for the sidecar's flags.
 const serveVariables = fields.Prefix + "SERVE_"
 
-// variableOf is the variable for a flag of the sidecar: REFILLER_SERVE_TLS_CERT for --tls-cert.
+// variableOf returns the variable for a flag of the sidecar, such as REFILLER_SERVE_TLS_CERT for --tls-cert.
 func variableOf(f *pflag.Flag) string {
 	return serveVariables + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 }
 
-// describeVariables adds its variable to the description of each flag that the command has so far.
+// describeVariables adds the name of the variable to the description of each flag that the command has so far.
 func describeVariables(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Usage += " ($" + variableOf(f) + ")" })
 }
 
-// fromEnvironment sets the flags that aren't given from their variables; a list has commas between.
+// fromEnvironment sets the flags that the command line does not have from their variables. Commas separate the items of
+// a list.
 func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
 	var known []string
 	var problems fields.Problems

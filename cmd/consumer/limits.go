@@ -30,10 +30,10 @@ type limitFiles struct {
 	names   envoy.HeaderNames
 }
 
-// inForce is what the files say.
+// inForce has the limits of the files.
 type inForce struct {
 	envoy *envoy.Limits // nil: there are no such files
-	named *limits.Set   // nil: likewise
+	named *limits.Set   // nil: there is no such file
 }
 
 func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
@@ -114,7 +114,8 @@ type follower struct {
 	ok prometheus.Gauge // 1 unless the last change was refused
 }
 
-// follow begins to listen, so that no change after a first read that comes later is missed. It must be run or closed.
+// follow begins to watch the files. It is called before they are first read, so that no change after that is missed.
+// The follower must be run or closed.
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w := &follower{Reload: filewatch.NewReload(),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
@@ -133,7 +134,8 @@ func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	return w, nil
 }
 
-// run loads what has changed and uses it, until ctx ends. Files that are wrong leave in force what was.
+// run calls load after each change of the files, and then use, until ctx ends. If a file is wrong, the limits in force
+// stay.
 func (w *follower) run(ctx context.Context, load func() (inForce, error), use func(inForce), log hclog.Logger) {
 	w.Run(ctx, func(cause string) {
 		now, err := load()
@@ -148,7 +150,7 @@ func (w *follower) run(ctx context.Context, load func() (inForce, error), use fu
 	})
 }
 
-// use puts limits in force in a server that has served such before.
+// use puts the limits in force in a running server.
 func use(server *sidecar.Server, now inForce) {
 	if now.envoy != nil {
 		server.UseEnvoy(now.envoy)

@@ -25,7 +25,7 @@ const (
 	maxLoadConcurrency = 10_000
 	loadConnections    = 128 // more only queue in the server
 	progressEvery      = time.Second
-	gapSample          = 50 * time.Millisecond  // how often the bucket is asked for its last refill
+	gapSample          = 50 * time.Millisecond  // how often the time of the bucket's last refill is read
 	errorPause         = 100 * time.Millisecond // so that an unavailable server gets few calls
 )
 
@@ -38,8 +38,8 @@ type load struct {
 	duration    time.Duration
 	counts      counts
 	flow        string     // of all takes; empty for none
-	flows       int64      // for which takes are made in turn; 0 for none
-	byFlow      loadByFlow // of them
+	flows       int64      // number of flows for which takes are made in turn; 0 for none
+	byFlow      loadByFlow // the takes of these flows
 }
 
 func newLoadCommand(e env) *cobra.Command {
@@ -110,7 +110,7 @@ Ctrl-C ends the run early, with its report.`,
 	return cmd
 }
 
-// check takes the rate from its flag, and names the argument or the flag that is wrong.
+// check parses the rate, and returns an error that names the argument or flag that is wrong.
 func (l *load) check(rate string) (err error) {
 	if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
 		return fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency)
@@ -134,8 +134,8 @@ func (l *load) check(rate string) (err error) {
 	return nil
 }
 
-// run makes the load until the duration is over or ctx ends. Takes that have begun are finished, so that every token
-// taken is counted.
+// run runs the callers until the duration is over or ctx ends. Takes that have begun are finished, so that every token
+// taken is counted. Progress is written to live, unless that is nil.
 func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Writer) (report, error) {
 	client, err := fetch.New(rdb, fetch.WithTimeout(callDeadline), fetch.WithConcurrency(l.concurrency))
 	if err != nil {
@@ -209,7 +209,7 @@ func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.Univers
 	return p, err
 }
 
-// take is one caller.
+// take is one of the callers: it takes until ctx ends. begun counts the takes of all callers that have begun.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
 	for ctx.Err() == nil {
 		from, turn := time.Now(), begun.Add(1)-1
@@ -233,19 +233,21 @@ func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start
 	}
 }
 
-// longestGap is the longest time that may have passed between two refills, from what is seen of them now and then.
+// longestGap is the longest time that may have passed between two refills. The time of the last refill is read now and
+// then, so some refills may be missed.
 type longestGap struct {
-	last    int64 // the last refill that was seen, in µs on Redis' clock
+	last    int64 // the time of the last refill that was read, in µs on Redis' clock
 	longest time.Duration
 }
 
+// refilled records the time of a refill.
 func (g *longestGap) refilled(at int64) {
 	g.longest = max(g.longest, micro(at-g.last))
 	g.last = at
 }
 
-// watchGaps watches the bucket's refills until ctx ends. A reading that fails leaves a longer gap, which is on the safe
-// side.
+// watchGaps reads the time of the bucket's last refill again and again until ctx ends. A reading that fails makes a gap
+// longer, which is on the safe side.
 func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
 	for timing.Sleep(ctx.Done(), gapSample) {
 		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
@@ -254,6 +256,7 @@ func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *l
 	}
 }
 
+// showProgress writes a line about the takes so far to w each second until ctx ends.
 func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
 	ticker := time.NewTicker(progressEvery)
 	defer ticker.Stop()

@@ -8,13 +8,15 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// loadByFlow is for which flows takes are made, and what these got. Its methods are safe for concurrent use.
+// loadByFlow has the flows for which takes are made, and the tokens that these got. Its methods are safe for concurrent
+// use.
 type loadByFlow struct {
 	opts [][]fetch.CallOption // of each flow; none if takes name no flow
 	got  []atomic.Int64       // tokens of each flow; none unless there are several
 }
 
-// newLoadByFlow makes takes for one flow, if it has a name, or else for so many flows in turn.
+// newLoadByFlow returns a loadByFlow for the flow with a name or, if the name is empty, for a number of flows in turn;
+// 0 for none.
 func newLoadByFlow(flow string, flows int64) loadByFlow {
 	if flow != "" {
 		return loadByFlow{opts: [][]fetch.CallOption{{fetch.WithFlow(flow)}}}
@@ -26,7 +28,7 @@ func newLoadByFlow(flow string, flows int64) loadByFlow {
 	return l
 }
 
-// options are those of a take, by how many have begun before.
+// options returns the options of a take. turn is the number of takes that began before it.
 func (l *loadByFlow) options(turn int64) []fetch.CallOption {
 	if len(l.opts) == 0 {
 		return nil
@@ -34,7 +36,7 @@ func (l *loadByFlow) options(turn int64) []fetch.CallOption {
 	return l.opts[turn%int64(len(l.opts))]
 }
 
-// add counts what such a take got.
+// add counts the tokens that the take with that turn got.
 func (l *loadByFlow) add(turn int64, r fetch.Result) {
 	if len(l.got) > 0 {
 		l.got[turn%int64(len(l.got))].Add(r.Taken)
@@ -49,7 +51,7 @@ type parts struct {
 	Most  float64 `json:"most_per_s"`
 }
 
-// report is what the flows got in a time; nil unless there are several.
+// report returns what the flows got in the time elapsed. It returns nil unless --flows was given.
 func (l *loadByFlow) report(elapsed time.Duration) *parts {
 	if len(l.got) == 0 {
 		return nil

@@ -16,7 +16,7 @@ import (
 
 const maxLatency = time.Hour // the histogram's last value
 
-// counts is what happened so far. Callers are spread over stripes, so that they don't queue for a lock.
+// counts counts the takes so far by their results. Callers are spread over stripes, so that they queue less for a lock.
 type counts struct {
 	stripes [8]stripe
 }
@@ -30,7 +30,7 @@ type stripe struct {
 // stats are counts of takes.
 type stats struct {
 	takes, errors int64
-	redis, memory answers // by who answered
+	redis, memory answers // from Redis, and from memory
 	beyond        int64   // tokens that the bucket didn't give: those of its degraded mode and of shadow mode
 }
 
@@ -192,7 +192,7 @@ func (l *load) report(elapsed time.Duration) report {
 	return r
 }
 
-// setBound holds what the bucket gave against the most that its policy allows in the time since p.
+// setBound compares what the bucket gave with the most that its policy allows in the time elapsed since p was read.
 func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 	bound, text, unknown := bound(p, elapsed, gap)
 	if unknown != "" {
@@ -206,8 +206,9 @@ func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 }
 
 // bound returns the most tokens that a bucket in state p can admit within elapsed, with an explanation, if no gap
-// between two refills was longer than gap. The first refill also credits time before the run. A refill credits no
-// longer time than the policy allows. Of a grant and the floor the higher one counts.
+// between two refills was longer than gap. If the bound is not known, unknown has the reason. The first refill also
+// credits time before the run. No refill credits a longer time than the policy allows. If the bucket is a pool's, its
+// rate is that of its grant or its floor, whichever is higher.
 func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unknown string) {
 	t := *p.Terms
 	if t.Kind == policy.Stepped {
@@ -232,7 +233,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 
 func micro(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// micros is a latency to read.
+// micros returns a latency, rounded for people.
 func micros(us int64) time.Duration {
 	d := micro(us)
 	if d > 10*time.Millisecond {

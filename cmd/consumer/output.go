@@ -40,7 +40,7 @@ func held(r fetch.Result) string {
 	return text
 }
 
-// in describes a time from now on.
+// in returns the time that is d from now in words, such as "in 5s".
 func in(d time.Duration) string {
 	switch {
 	case d == fetch.Never:
@@ -60,10 +60,10 @@ func in(d time.Duration) string {
 	return "in " + text
 }
 
-// plural is a number of tokens in words.
+// plural returns a number with the word token or tokens.
 func plural(n int64) string { return count(n, "token") }
 
-// count is a number of things in words.
+// count returns a number with the name of the thing that it counts, in the plural unless n is 1.
 func count(n int64, thing string) string {
 	if n != 1 {
 		thing += "s"

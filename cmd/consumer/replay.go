@@ -167,9 +167,8 @@ func openLog(name string, stdin io.Reader) (log io.ReadCloser, size int64, err e
 	return file, info.Size(), nil
 }
 
-// interruptible reads from r until ctx ends. A read of a terminal or a pipe
-// can't be interrupted, so the goroutine may stay in one until r has more, is
-// closed, or the process ends.
+// interruptible returns a reader of r that fails once ctx has ended. A read of a terminal or a pipe can't be
+// interrupted, so the goroutine may stay in one until r has more, is closed, or the process ends.
 func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	out, in := io.Pipe()
 	context.AfterFunc(ctx, func() { in.CloseWithError(ctx.Err()) })
@@ -192,7 +191,7 @@ func (c *countingReader) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// replayOutput is the report with the policy it is about, as JSON has it.
+// replayOutput is the report with the policy that was replayed, in the form of the JSON output.
 type replayOutput struct {
 	replay.Report
 	Policy replayPolicy `json:"policy"`

@@ -59,7 +59,7 @@ func writeTable(w io.Writer, out replayOutput) error {
 	return err
 }
 
-// writeTop lists the keys that were denied anything.
+// writeTop lists the keys that had requests denied.
 func writeTop(w io.Writer, top []replay.Key) error {
 	if len(top) == 0 || top[0].Denied == 0 {
 		return nil
@@ -84,10 +84,10 @@ func percent(n, of int64) string {
 
 func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) }
 
-// printable is the start of a log's text without what would steer a terminal.
+// printable returns the start of a text from the log. The text is quoted if it has control characters.
 func printable(s string) string { return terminal.Cut(terminal.Text(s), maxKeyWidth) }
 
-// replayProgress shows on a terminal's line how far the replay is.
+// replayProgress shows on one line of a terminal how far the replay is.
 type replayProgress struct {
 	w     io.Writer
 	read  *countingReader
@@ -95,7 +95,7 @@ type replayProgress struct {
 	shown time.Time
 }
 
-// show is called before every request.
+// show rewrites the line, unless it was just written. It is called before every request.
 func (p *replayProgress) show(total replay.Total, clock int64) {
 	if total.Requests == 0 || time.Since(p.shown) < progressInterval {
 		return
@@ -109,7 +109,7 @@ func (p *replayProgress) show(total replay.Total, clock int64) {
 		percent(total.Denied, total.Requests))
 }
 
-// clear takes the line away.
+// clear erases the line.
 func (p *replayProgress) clear() {
 	if !p.shown.IsZero() {
 		fmt.Fprint(p.w, "\r\x1b[K")

@@ -105,8 +105,7 @@ func newCancelCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// newEndCommand makes a command that ends a reservation of which used tokens were
-// used.
+// newEndCommand returns a command that ends a reservation. used is the number of its tokens that were used.
 func newEndCommand(e env, used *int64) *cobra.Command {
 	conn, out := connection{environ: e.Environ}, output{}
 	cmd := &cobra.Command{
@@ -126,7 +125,7 @@ func newEndCommand(e env, used *int64) *cobra.Command {
 	return cmd
 }
 
-// describeSettlement says what became of the tokens, and leaves out what is 0.
+// describeSettlement returns the numbers of a settlement in words. It leaves out those that are 0.
 func describeSettlement(s fetch.Settlement) string {
 	text := "settled"
 	if s.Again {

@@ -19,7 +19,7 @@ import (
 // exitDenied is the exit code if the bucket has too few tokens. Package cli has the other exit codes.
 const exitDenied = 3
 
-// env is what a command may touch of the process.
+// env is the part of the process that a command may use.
 type env = cli.Env
 
 // commands makes the subcommands, in the order in which the help lists them.

@@ -30,7 +30,7 @@ import (
 // connectTime bounds the wait for Redis before the first call is accepted.
 const connectTime = 2 * time.Second
 
-// serve is what the flags of the sidecar say.
+// serve has the values of the sidecar's flags.
 type serve struct {
 	conn      connection
 	poolSize  int
@@ -196,8 +196,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	return server.Run(cmd.Context())
 }
 
-// connect spares the first calls what their client needs of Redis. Without Redis the sidecar serves all the same, as
-// the buckets' degraded modes say.
+// connect prepares the client, so that its first call takes no longer than others. If Redis does not answer, the
+// sidecar serves all the same: the buckets' degraded modes apply.
 func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -206,7 +206,7 @@ func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
 	}
 }
 
-// check completes the options, or names the flag or the file that is wrong.
+// check completes the options, or returns an error that names the flag or the file that is wrong.
 func (s *serve) check(e env) (err error) {
 	s.options.Logger, err = s.logger(e)
 	if err != nil {
@@ -272,7 +272,7 @@ func (s *serve) serverTLS() (*tls.Config, error) {
 	return s.tls.Config()
 }
 
-// given drops the addresses that say none.
+// given returns the addresses without those that are empty or "none".
 func given(addresses []string) []string {
 	return slices.DeleteFunc(addresses, func(a string) bool { return strings.TrimSpace(a) == "" || a == "none" })
 }

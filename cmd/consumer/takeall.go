@@ -71,7 +71,7 @@ func parseRequest(s string) (fetch.Request, error) {
 	return fetch.Request{Key: s[:at], N: n}, nil
 }
 
-// describeAll says what became of each request, one a line.
+// describeAll describes the result of each request, on a line of its own.
 func describeAll(reqs []fetch.Request, r fetch.AllResult) string {
 	lines := make([]string, len(reqs))
 	for i, one := range r.Results {

@@ -40,6 +40,7 @@ whose version is below the one in force.`,
 	return cmd
 }
 
+// run raises the version in the file at path, and writes the old and the new one to stdout.
 func (b *bumper) run(ctx context.Context, path string) error {
 	field := config.VersionField
 	if b.pools {
@@ -53,7 +54,7 @@ func (b *bumper) run(ctx context.Context, path string) error {
 			return err
 		}
 	}
-	target, err := filepath.EvalSymlinks(path) // else the link would become a file
+	target, err := filepath.EvalSymlinks(path) // otherwise a file would replace the link
 	if err != nil {
 		return err
 	}
@@ -76,7 +77,7 @@ func (b *bumper) run(ctx context.Context, path string) error {
 
 // inForce returns the highest version of the buckets and templates, or of the pools, that is in force.
 func (b *bumper) inForce(ctx context.Context, path string) (int64, error) {
-	cfg, err := loadFile(b.env, path, "", b.laid)
+	cfg, err := loadFile(b.env, path, "", b.fromFlags)
 	if err != nil {
 		return 0, err
 	}
@@ -92,7 +93,7 @@ func (b *bumper) inForce(ctx context.Context, path string) (int64, error) {
 	return report.Version, nil
 }
 
-// replaceFile replaces a file at once, so that a replica that watches it never reads half of it.
+// replaceFile replaces a file atomically. Otherwise a replica that watches it might read half of it.
 func replaceFile(path string, text []byte) (err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -105,7 +105,8 @@ func (c *checker) compared(ctx context.Context, cfg config.Config) (drift.Report
 	return compare(ctx, cfg)
 }
 
-// judge completes the answer by what replicas would refuse. The error lists it.
+// judge adds the changes that replicas would refuse to the answer. If there are any, it returns an error that lists
+// them.
 func (c *checker) judge(answer *checked, report drift.Report) error {
 	answer.Refused = report.Refused()
 	if len(answer.Refused) == 0 {
@@ -116,7 +117,7 @@ func (c *checker) judge(answer *checked, report drift.Report) error {
 	return fmt.Errorf("%s: %w:\n%s%s", answer.File, errRefused, describeChanges(answer.Refused), raising(answer.Refused))
 }
 
-// raising says how to have a refused configuration take effect.
+// raising returns the commands after which a refused configuration would take effect, one a line.
 func raising(refused []drift.Change) string {
 	text := ""
 	for _, c := range refused {
@@ -131,7 +132,7 @@ func raising(refused []drift.Change) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-// write writes the answer for a good configuration.
+// write writes the answer for a valid configuration as text.
 func (c *checker) write(answer checked, cfg config.Config) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: ok: %s\n", answer.File, answer.Summary)
@@ -147,10 +148,10 @@ func (c *checker) write(answer checked, cfg config.Config) error {
 	return err
 }
 
-// load reads the configuration, from a file of its own or from values of the chart.
+// load reads the configuration from its file, or with --helm-values from values of the Helm chart.
 func (c *checker) load(path string) (config.Config, error) {
 	if !c.helmValues {
-		return loadFile(c.env, path, c.shared, c.laid)
+		return loadFile(c.env, path, c.shared, c.fromFlags)
 	}
 	name, data, err := readArgument(c.env, path)
 	if err != nil {
@@ -165,7 +166,7 @@ func (c *checker) load(path string) (config.Config, error) {
 			"%s: versionFrom is release, so only the release knows the version: leave out --against-redis; "+
 				"the chart checks against Redis before each upgrade (checkUpgrade)", name)
 	}
-	source.Flags = c.laid
+	source.Flags = c.fromFlags
 	source.Shared, err = sharedFile(c.shared)
 	if err != nil {
 		return config.Config{}, err
@@ -173,8 +174,8 @@ func (c *checker) load(path string) (config.Config, error) {
 	return config.Load(source)
 }
 
-// loadFile reads a configuration that an argument names, - for stdin, with the document in the file shared laid over
-// it, if that isn't empty, and then the environment and flags.
+// loadFile reads the configuration that the argument path names; - means stdin. The document in the file shared, unless
+// that is empty, replaces parts of it. The environment and flags replace parts of both.
 func loadFile(e env, path, shared string, flags []config.Override) (config.Config, error) {
 	name, data, err := readArgument(e, path)
 	if err != nil {
@@ -187,8 +188,8 @@ func loadFile(e env, path, shared string, flags []config.Override) (config.Confi
 	return config.Load(config.Source{Path: name, Data: data, Shared: doc, Env: e.Environ, Flags: flags})
 }
 
-// readArgument reads the file that an argument names, - for stdin, and returns what to call it in messages. It reads no
-// more than shows that a file is too large.
+// readArgument reads the file that an argument names; - means stdin. It returns the name of the file for messages and
+// its data. Of a file that is too large it reads only so much that this is known.
 func readArgument(e env, path string) (name string, data []byte, err error) {
 	if path == "-" {
 		data, err = io.ReadAll(io.LimitReader(e.Stdin, fields.MaxSize+1))
@@ -209,7 +210,7 @@ func readArgument(e env, path string) (name string, data []byte, err error) {
 	return path, data, nil
 }
 
-// sharedFile reads a document that replicas share; there is none if path is empty.
+// sharedFile reads the file of a document that replicas share. If path is empty, there is no such document.
 func sharedFile(path string) (config.Shared, error) {
 	if path == "" {
 		return config.Shared{}, nil

@@ -19,7 +19,7 @@ type configSource struct {
 	config.Source
 	shared *etcdconn.Key // nil: nothing is shared
 
-	of  content // the content from which cfg was read; zero if there is no cfg
+	of  content // the texts from which cfg was read; zero if there is no cfg
 	cfg config.Config
 }
 
@@ -32,19 +32,21 @@ type content struct {
 // load returns the configuration from the file and from the shared document as it was last read from etcd. If neither
 // has changed since the last call, it returns the remembered configuration, because parsing a large file takes a while.
 func (s *configSource) load() (config.Config, error) {
-	before, seen := s.content()
-	if seen == nil && before == s.of {
+	before, beforeErr := s.currentContent()
+	if beforeErr == nil && before == s.of {
 		return s.cfg, nil
 	}
 	cfg, err := s.read()
 	s.of, s.cfg = content{}, config.Config{}
-	if after, unseen := s.content(); err == nil && seen == nil && unseen == nil && after == before {
+	after, afterErr := s.currentContent()
+	if err == nil && beforeErr == nil && afterErr == nil && after == before {
 		s.of, s.cfg = before, cfg
 	}
 	return cfg, err
 }
 
-func (s *configSource) content() (content, error) {
+// currentContent identifies the texts that read would read now.
+func (s *configSource) currentContent() (content, error) {
 	file, err := filewatch.Sum(s.Path)
 	c := content{file: file}
 	if s.shared != nil {
@@ -53,6 +55,7 @@ func (s *configSource) content() (content, error) {
 	return c, err
 }
 
+// read reads the configuration anew.
 func (s *configSource) read() (config.Config, error) {
 	source := s.Source
 	if s.shared != nil {
@@ -61,8 +64,8 @@ func (s *configSource) read() (config.Config, error) {
 	return config.Load(source)
 }
 
-// openShared adds the shared document to the source. cfg is the configuration from the file: it has the addresses of
-// etcd and the prefix of the document's key.
+// openShared opens a client of etcd, and adds the key of the shared document to the source. It reads nothing. cfg is
+// the configuration from the file: it has the addresses of etcd and the prefix of the key.
 func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
 		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
@@ -76,7 +79,8 @@ func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtc
 }
 
 // loadAtStart returns the configuration with which a replica starts. If the shared document can't be read or is
-// invalid, it returns the configuration from the file alone, and in wrong the reason why the document is not used.
+// invalid, it returns the configuration from the file alone, and as its second result the reason why the document is
+// not used.
 func (s *configSource) loadAtStart(ctx context.Context) (cfg config.Config, wrong, err error) {
 	if s.shared == nil {
 		cfg, err = s.load()

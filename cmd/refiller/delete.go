@@ -14,11 +14,11 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// deleted is what became of a bucket.
+// deleted is the result of the deletion of a bucket.
 type deleted struct {
 	Key    string `json:"key"`
-	Keys   int64  `json:"keys"`   // that were deleted
-	Tokens int64  `json:"tokens"` // that the bucket held
+	Keys   int64  `json:"keys"`   // how many were deleted
+	Tokens int64  `json:"tokens"` // how many the bucket held
 }
 
 func deleteCommand(e env) *cobra.Command {
@@ -63,11 +63,12 @@ func (o *operation) delete(ctx context.Context, key string) error {
 	})
 }
 
-// deleteBucket deletes a bucket's keys with one command. Those of one that isn't a bucket stay.
+// deleteBucket deletes a bucket's keys with one command. If key is not a bucket, it deletes nothing and returns an
+// error.
 func deleteBucket(ctx context.Context, rdb redis.UniversalClient, key string) (deleted, error) {
 	d := deleted{Key: key}
 	p, err := lua.Peek(ctx, rdb, key, 1)
-	if errors.Is(err, lua.ErrUnknownBucket) || err == nil && p.Terms == nil { // a lazy one, or one without refillers
+	if errors.Is(err, lua.ErrUnknownBucket) || err == nil && p.Terms == nil { // it may be lazy, or have no refiller
 		var others int64
 		others, err = rdb.Exists(ctx, lua.IndexKey(key), lua.LazyKey(key)).Result()
 		if err == nil && others == 0 {

@@ -48,10 +48,10 @@ in-order and divided.`,
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
-			// A terminal that closes, and a reader of the output that goes away, end the playground as Ctrl-C does.
+			// If the terminal is closed, or the reader of the output ends, the playground ends as after Ctrl-C.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
-			if err := regionsAlone(cmd); err != nil {
+			if err := checkKind(cmd); err != nil {
 				return err
 			}
 			o.Program = program
@@ -84,15 +84,16 @@ in-order and divided.`,
 	return cmd
 }
 
-// goRun reports whether a program is one of go run, which keeps it in a temporary directory or in the build cache.
+// goRun reports whether a program was started by go run, which puts programs into a temporary directory or the build
+// cache.
 func goRun(program, cache string) bool {
 	built := func(dir string) bool { return strings.HasPrefix(dir, "go-build") }
 	return slices.ContainsFunc(strings.Split(filepath.ToSlash(program), "/"), built) ||
 		cache != "" && strings.HasPrefix(program, filepath.Clean(cache)+string(filepath.Separator))
 }
 
-// regionsAlone refuses flags of the other kind of playground.
-func regionsAlone(cmd *cobra.Command) error {
+// checkKind checks that the flags go together: with --regions there are others than without.
+func checkKind(cmd *cobra.Command) error {
 	with := cmd.Flags().Changed("regions")
 	others := []string{"cut", "cut-after", "cut-for"}
 	if with {

@@ -32,13 +32,13 @@ func diffCommand(e env) *cobra.Command {
 		Short: "Show what a configuration would change",
 		Long: `Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is
 rolled out; - means stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it
-differs, but under a version that isn't above the one in force, which therefore stays. Nothing is written. The exit code
+differs, but its version is not higher than the one in force, so it would be ignored. Nothing is written. The exit code
 is 0 if nothing would change, 3 if something would, 1 if that can't be found out, 2 for a bad file.
 
 With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := loadFile(e, args[0], shared, conn.laid)
+			cfg, err := loadFile(e, args[0], shared, conn.fromFlags)
 			if err != nil {
 				return err
 			}
@@ -65,25 +65,25 @@ With --shared DOC the document DOC is laid over the file, as run --config-etcd d
 	return cmd
 }
 
-// compare connects to the servers of a configuration, and compares it with what is in force there.
+// compare compares a configuration with what is in force in the Redis and etcd that it names.
 func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	rdb, err := redisconn.Open(cfg.Redis)
 	if err != nil {
 		return drift.Report{}, err
 	}
-	defer func() { _ = rdb.Close() }() // nothing is under way
+	defer func() { _ = rdb.Close() }() // nothing is written to Redis, so the error doesn't matter
 	var etcd *clientv3.Client
 	if cfg.Pooled() {
 		etcd, err = etcdconn.Open(cfg.PoolRegistry.Options)
 		if err != nil {
 			return drift.Report{}, err
 		}
-		defer func() { _ = etcd.Close() }() // it has answered or not
+		defer func() { _ = etcd.Close() }() // nothing is written to etcd, so the error doesn't matter
 	}
 	return drift.Read(ctx, cfg, rdb, etcd)
 }
 
-// writeDiff writes a line for each change and one for each of its fields.
+// writeDiff writes the changes, or "no change", and then the other lines of the report.
 func writeDiff(w io.Writer, r drift.Report) error {
 	text := describeChanges(r.Changes)
 	if len(r.Changes) == 0 {
@@ -96,7 +96,8 @@ func writeDiff(w io.Writer, r drift.Report) error {
 	return err
 }
 
-// describeChanges returns a line for each change and one for each of its fields.
+// describeChanges returns a line for each change and one for each of its fields. For a version there are no lines of
+// fields.
 func describeChanges(changes []drift.Change) string {
 	var b strings.Builder
 	signs := map[string]string{drift.Added: "+", drift.Changed: "~", drift.Removed: "-", drift.Conflict: "!"}

@@ -22,6 +22,7 @@ import (
 // examineTimeout bounds the whole examination.
 const examineTimeout = 20 * time.Second
 
+// errUnwell ends a command that has reported failures.
 var errUnwell = errors.New("something would keep a refiller from working: see above")
 
 func doctorCommand(e env) *cobra.Command {
@@ -77,7 +78,7 @@ consumers, which --redis-username and the password name.`,
 	return cmd
 }
 
-// rights are those of all users of Redis, in the form of users.acl.
+// rights are the least rights of the users of Redis, in the form of users.acl.
 type rights struct {
 	Refiller string `json:"refiller"`
 	Consumer string `json:"consumer"`
@@ -92,7 +93,7 @@ func rightsOf(names doctor.Names) rights {
 	}
 }
 
-// text returns the rights as a person reads them.
+// text returns the rights with explanations for people.
 func (r rights) text(names doctor.Names) string {
 	text := `
 The least rights of refillers, and of these commands (add >PASSWORD):
@@ -109,7 +110,7 @@ each limiter's keys: ` + r.Limiters
 	return text
 }
 
-// examined are the keys of the configuration's buckets, and one of each template.
+// examined returns the keys of the configuration's buckets, and for each template a key to which it applies.
 func examined(cfg config.Config) []string {
 	var keys []string
 	for _, b := range cfg.Buckets {
@@ -124,14 +125,15 @@ func examined(cfg config.Config) []string {
 	return keys
 }
 
-// elected is an etcd, and who is elected there.
+// elected is an election to examine, and its etcd.
 type elected struct {
 	config.Etcd
 	section, prefix string
 	does            string // the role of the elected replica; empty if no replica is elected
 }
 
-// elections are those of a configuration. Without a file it isn't known whether anybody is elected.
+// elections returns the elections of a configuration. Without a file the mode isn't known: replicas are assumed to
+// elect a leader.
 func elections(cfg config.Config, file bool) (list []elected) {
 	pools := elected{cfg.PoolRegistry, "pool_registry", cfg.PoolsPrefix(), "coordinates the pools"}
 	switch e := (elected{cfg.Election.Etcd, "election", cfg.RefillPrefix(), "leads"}); {
@@ -151,6 +153,7 @@ func elections(cfg config.Config, file bool) (list []elected) {
 	return list
 }
 
+// examine examines the etcd of an election, and reads which replica is elected.
 func (e elected) examine(ctx context.Context) []doctor.Finding {
 	client, err := etcdconn.Open(e.Options)
 	if err != nil {
@@ -175,7 +178,8 @@ func (e elected) examine(ctx context.Context) []doctor.Finding {
 	return findings
 }
 
-// writeFindings writes the findings in lines of at most width columns. Its error says that one of them is a failure.
+// writeFindings writes the findings in lines of at most width columns. If one of them is a failure, it returns
+// errUnwell.
 func writeFindings(w io.Writer, width int, output string, findings []doctor.Finding, names doctor.Names) error {
 	var result error
 	for _, f := range findings {

@@ -28,7 +28,7 @@ func poolCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// pools is how a command reaches the pools in etcd.
+// pools has the settings with which a command reaches the pools in etcd.
 type pools struct {
 	connection
 	operator string
@@ -45,16 +45,17 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 	if len(cfg.PoolRegistry.Endpoints) == 0 {
 		return nil, cfg, cli.Usage(errors.New("where is etcd? give --config FILE or --etcd HOST:PORT"))
 	}
-	if o := p.laid; cfg.HasSeparateRegistry() && slices.ContainsFunc(o,
-		func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }) {
+	ofElection := func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }
+	if cfg.HasSeparateRegistry() && slices.ContainsFunc(p.fromFlags, ofElection) {
 		return nil, cfg, cli.Usage(errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd"))
 	}
 	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
 	return client, cfg, err
 }
 
-// whereEtcdIs adds the addresses of etcd to a timeout error, which says nothing else.
-func whereEtcdIs(err error, cfg config.Config) error {
+// withEtcdAddresses adds the addresses of etcd to an error of a timeout, which does not name the server. Other errors
+// are returned as they are.
+func withEtcdAddresses(err error, cfg config.Config) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(cfg.PoolRegistry.Endpoints, ","), err)
 	}

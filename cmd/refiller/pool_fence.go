@@ -27,7 +27,7 @@ var errNotDrained = errors.New("the region has not acknowledged its drain")
 // drainPace is how often the pools are read while a drain is waited for.
 const drainPace = 200 * time.Millisecond
 
-// fencing is what an operator says of a fence.
+// fencing is the fence or drain that an operator asks for.
 type fencing struct {
 	pools
 	yes, drain bool
@@ -87,12 +87,12 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		}
 		if !f.yes {
 			fmt.Fprintf(f.Stderr, "Type the region's name to %s it: ", f.verb())
-			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // what there is counts
+			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // a last line without a line feed counts
 			if strings.TrimSpace(answer) != region {
 				return errUnconfirmed
 			}
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // people think for as long as they like
+		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // it starts after the confirmation
 		defer cancel()
 		declaration := pool.Fencing{
 			Operator: operatorOf(f.env, f.operator), Reason: f.reason, At: time.Now().UTC(), Drain: f.drain,
@@ -232,7 +232,8 @@ func poolLiftCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// act does something with a region, and writes an audit line to the log.
+// act calls do with a client of the pools' etcd and the pools' prefix, and writes an audit line about the region to the
+// log. Wrong usage gets no audit line.
 func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 	do func(context.Context, *clientv3.Client, string) error) error {
 	client, cfg, err := p.open()
@@ -242,7 +243,7 @@ func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 	defer func() { _ = client.Close() }() // the action is done or has failed
 	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
 	defer cancel()
-	err = whereEtcdIs(do(ctx, client, cfg.PoolsPrefix()), cfg)
+	err = withEtcdAddresses(do(ctx, client, cfg.PoolsPrefix()), cfg)
 	log := auditLogger(p.env, cfg.Log)
 	fields := []any{"action", action, "region", region, "operator", operatorOf(p.env, p.operator), "reason", reason,
 		"etcd", strings.Join(cfg.PoolRegistry.Endpoints, ","), "prefix", cfg.PoolsPrefix()}

@@ -32,7 +32,7 @@ keeps its floor; one that has never reported is taken for one without any demand
 The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			cfg, err := loadFile(e, args[0], "", conn.laid)
+			cfg, err := loadFile(e, args[0], "", conn.fromFlags)
 			if err != nil {
 				return err
 			}
@@ -66,18 +66,19 @@ func readPools(ctx context.Context, cfg config.Config) (pool.Status, error) {
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	s, err := pool.ReadLiveStatus(ctx, client, cfg.PoolsPrefix())
-	return s, whereEtcdIs(err, cfg)
+	return s, withEtcdAddresses(err, cfg)
 }
 
 // plan is the output of pool plan. Rates are tokens per second.
 type plan struct {
 	Version int64         `json:"version"` // of the file's pools
 	InForce int64         `json:"version_in_force"`
-	Ignored bool          `json:"ignored"` // the file's pools differ, and its version isn't above the one in force
+	Ignored bool          `json:"ignored"` // the file's pools differ, but not under a higher version
 	Pools   []plannedPool `json:"pools"`
 }
 
-// plannedPool is a pool before and after. Of one that is added or removed, one side is empty.
+// plannedPool is a pool now and under the file's configuration. If the pool is added or removed, the fields of one side
+// are empty.
 type plannedPool struct {
 	Name        string          `json:"name"`
 	Change      string          `json:"change"` // added, changed, removed or none
@@ -85,11 +86,11 @@ type plannedPool struct {
 	Rate        string          `json:"rate,omitempty"`
 	CapacityNow int64           `json:"capacity_now,omitempty"`
 	Capacity    int64           `json:"capacity,omitempty"`
-	Waits       []string        `json:"waits,omitempty"` // until these regions have acknowledged it, there are floors only
+	Waits       []string        `json:"waits,omitempty"` // regions yet to acknowledge it: until then there are floors only
 	Regions     []plannedRegion `json:"regions"`
 }
 
-// plannedRegion is a region's part in a pool before and after.
+// plannedRegion is a region's part in a pool now and then.
 type plannedRegion struct {
 	Region   string  `json:"region"`
 	Change   string  `json:"change"` // joins, leaves or none
@@ -122,7 +123,7 @@ func planPools(s pool.Status, next pool.Settings) plan {
 		delete(before, n.Name)
 	}
 	for _, b := range before {
-		if b.Rate != "" { // otherwise it has left before
+		if b.Rate != "" { // otherwise it was removed before
 			p.Pools = append(p.Pools, planPool(b, pool.Pool{Name: b.Name}, states))
 		}
 	}
@@ -153,7 +154,7 @@ func statesOf(s pool.Status) map[string]string {
 	return states
 }
 
-// planPool divides a pool among the regions; one without regions is removed.
+// planPool divides a pool among its regions. If next has no regions, the pool is removed.
 func planPool(before pool.PoolStatus, next pool.Pool, states map[string]string) plannedPool {
 	p := plannedPool{Name: next.Name, Change: "none", RateNow: before.Rate, CapacityNow: before.Capacity,
 		Capacity: next.Capacity, Regions: []plannedRegion{}}
@@ -180,8 +181,8 @@ func planPool(before pool.PoolStatus, next pool.Pool, states map[string]string) 
 	return p
 }
 
-// regionsOf returns the regions of a pool before or after, in their present states, and those that have acknowledged
-// terms of it.
+// regionsOf returns, by name, the regions that have a part in a pool now or then, and whether each has acknowledged the
+// pool's terms.
 func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string) (map[string]*plannedRegion,
 	map[string]bool) {
 	regions, joined := map[string]*plannedRegion{}, map[string]bool{}
@@ -214,7 +215,7 @@ func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string)
 	return regions, joined
 }
 
-// divide sets what the regions of a pool get of it.
+// divide sets the rates and floors that the regions of a pool will have.
 func divide(p pool.Pool, regions map[string]*plannedRegion) {
 	demand, silent := map[string]float64{}, map[string]float64{}
 	for name, r := range regions {

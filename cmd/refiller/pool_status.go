@@ -23,7 +23,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// poolStatus is how pool status reads the pools and shows them.
+// poolStatus reads the pools and shows them, for the command pool status.
 type poolStatus struct {
 	pools
 	display
@@ -76,11 +76,11 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	defer cancel()
 	s, err := pool.ReadLiveStatus(ctx, client, cfg.PoolsPrefix())
 	if err != nil {
-		return whereEtcdIs(err, cfg)
+		return withEtcdAddresses(err, cfg)
 	}
 	leader, err := leaderOf(ctx, client, cfg.PoolsPrefix())
 	if err != nil && !errors.Is(err, election.ErrNoLeader) {
-		return whereEtcdIs(err, cfg)
+		return withEtcdAddresses(err, cfg)
 	}
 	answer := poolAnswer{Coordinator: leader.Identity, Epoch: leader.Epoch, Status: s}
 	if p.history {
@@ -184,10 +184,10 @@ func remarks(w io.Writer, width int, p pool.PoolStatus) error {
 	return errors.Join(errs...)
 }
 
-// grantColumns is how long a text may be beside the numbers of a region. Longer ones are below the table.
+// grantColumns is the length of the longest text about a grant within the table. Longer texts are below it.
 const grantColumns = len("renewed 0.5 s ago")
 
-// writeRegions writes the regions of a pool as a table, and what has no room there below it.
+// writeRegions writes the regions of a pool as a table, and below it the texts about grants that are too long for it.
 func writeRegions(w io.Writer, width int, p pool.PoolStatus) error {
 	t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
 		number("DEMAND", 0), number("CLAIMED", 1), number("TOKENS", 0), number("STATE", 2), terminal.Column{Name: "GRANT"})
@@ -231,7 +231,7 @@ func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
 // owedFloor describes a region whose fence was lifted. Its floor stays reserved.
 const owedFloor = "its floor once it reports"
 
-// grant describes a region's grant, or why it doesn't matter.
+// grant describes a region's grant, or why there is none.
 func grant(r pool.RegionStatus) string {
 	switch {
 	case r.Fenced != nil:
@@ -259,14 +259,14 @@ func grant(r pool.RegionStatus) string {
 	}
 }
 
-// warnUnreadable names the records that can't be read.
+// warnUnreadable writes which records can't be read, and why.
 func warnUnreadable(w io.Writer, width int, s pool.Status) {
 	for _, key := range slices.Sorted(maps.Keys(s.Unreadable)) {
 		_ = paragraph(w, width, fmt.Sprintf("CAUTION: %s can't be read: %s", key, terminal.Text(s.Unreadable[key])))
 	}
 }
 
-// declared is what an operator has declared of a region.
+// declared describes the fence or drain that an operator has declared for a region.
 func declared(r pool.RegionStatus) string {
 	how := "fenced"
 	switch f := r.Fenced; {
@@ -281,7 +281,7 @@ func declared(r pool.RegionStatus) string {
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.4g/s", rate) }
 
-// state is whether the region reports.
+// state returns in a word whether the region reports.
 func state(r pool.RegionStatus) string {
 	switch {
 	case r.Alive:

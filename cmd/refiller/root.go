@@ -13,10 +13,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
-// exitOthers is the exit code of a command that finds differences. The others are those of package cli.
+// exitOthers is the exit code if a configuration differs from what is in force, or would be refused. Package cli has
+// the other exit codes.
 const exitOthers = 3
 
-// env is what a command may touch of the process.
+// env is the part of the process that a command may use.
 type env = cli.Env
 
 // commands makes the subcommands, in the order in which the help lists them.
@@ -44,7 +45,7 @@ func run(ctx context.Context, args []string, e env) int {
 		{Matches: cli.Interrupted(ctx), Code: cli.ExitOK},
 		{Matches: cli.Is(errDifferent), Code: exitOthers},
 		{Matches: cli.Is(errRefused), Code: exitOthers, Text: error.Error},
-		// One line each, in the form that editors jump to.
+		// Each problem is on a line of its own, in the form from which editors jump to its place.
 		{Matches: isProblems, Code: cli.ExitUsage, Text: error.Error},
 	}, withAdvice)
 }
@@ -62,7 +63,7 @@ func withAdvice(err error) string {
 	return text
 }
 
-// isProblems reports whether an error is the problems of a configuration that could be read.
+// isProblems reports whether an error lists problems of a configuration whose file could be read.
 func isProblems(err error) bool {
 	var problems config.Problems
 	return errors.As(err, &problems) && !cli.Unreadable(err)

@@ -26,7 +26,7 @@ import (
 // maxIdentity bounds the name of a replica, in characters.
 const maxIdentity = 128
 
-// runner runs one replica: what the command line says, and what is opened for it.
+// runner runs one replica. It has the values of the command line, and what is opened for the replica.
 type runner struct {
 	connection
 	identity string
@@ -36,7 +36,7 @@ type runner struct {
 	source  configSource
 	log     hclog.Logger
 	reloads *filewatch.Reload
-	asked   chan string // why a reload is due
+	asked   chan string // the causes of reloads that are due
 	replica *replica.Replica
 	history <-chan struct{} // closed when nothing is recorded any more; nil: no history
 	opened  []func() error  // what close closes, the last one first
@@ -103,9 +103,9 @@ func (r *runner) check() error {
 	return nil
 }
 
-// open reads the configuration, begins to watch where it comes from, and makes the replica.
+// open reads the configuration, begins to watch its sources, and makes the replica.
 func (r *runner) open(ctx context.Context) error {
-	r.source = configSource{Source: config.Source{Path: r.path, Env: r.Environ, Flags: r.laid}}
+	r.source = configSource{Source: config.Source{Path: r.path, Env: r.Environ, Flags: r.fromFlags}}
 	cfg, err := r.source.load()
 	if err != nil {
 		return err
@@ -118,7 +118,7 @@ func (r *runner) open(ctx context.Context) error {
 			return sharedErr
 		}
 		r.opened = append(r.opened, func() error {
-			_ = closeEtcd() // it was only read
+			_ = closeEtcd() // nothing was written to it, so the error doesn't matter
 			return nil
 		})
 	}
@@ -130,7 +130,7 @@ func (r *runner) open(ctx context.Context) error {
 	if shared := r.source.shared; shared != nil {
 		r.reloads.Follow(shared.Name()+" changed in etcd", shared.Run)
 	}
-	cfg, wrong, err := r.source.loadAtStart(ctx) // once more: the file is watched now
+	cfg, wrong, err := r.source.loadAtStart(ctx) // again, because it may have changed before it was watched
 	if err != nil {
 		return err
 	}
@@ -152,7 +152,7 @@ func (r *runner) open(ctx context.Context) error {
 	return err
 }
 
-// run runs the replica until ctx ends or it fails, with reloads when they are due.
+// run runs the replica until ctx ends or the replica fails. It asks the replica to reload when that is due.
 func (r *runner) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -167,7 +167,7 @@ func (r *runner) run(ctx context.Context) error {
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
-		case <-r.history: // why is the error that run ends with
+		case <-r.history: // the command ends with the error
 			r.log.Error("history can't be written: nothing is recorded any more", "file", r.record)
 		}
 	})
@@ -177,6 +177,7 @@ func (r *runner) run(ctx context.Context) error {
 	return err
 }
 
+// close closes what open opened.
 func (r *runner) close() error {
 	var errs []error
 	for _, c := range slices.Backward(r.opened) {

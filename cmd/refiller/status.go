@@ -80,7 +80,7 @@ read: ask the one that refills the bucket. Replicas that race for its refills ea
 // flowsShown is how many flows of a bucket are listed unless the command line says so.
 const flowsShown = 20
 
-// statusOf is what to ask a replica for.
+// statusOf is a request for a replica's status.
 type statusOf struct {
 	key    string // of the bucket; empty: all
 	flows  bool   // list its flows
@@ -88,7 +88,7 @@ type statusOf struct {
 	output string
 }
 
-// show asks a replica and writes its answer within so many columns.
+// show sends the request to the replica at addr, and writes the answer in lines of at most width columns.
 func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string) error {
 	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status?"+a.query.Encode())
 	if err != nil {
@@ -113,7 +113,8 @@ func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string)
 	return writeFlows(w, width, s.Buckets[0])
 }
 
-// adminURL is the URL of an admin server that may be given as host:port. Errors name where it is from.
+// adminURL returns the URL of an admin server. addr is a URL or host:port; from is the flag or variable that has it,
+// for errors.
 func adminURL(from, addr string) (string, error) {
 	text, portless := addr, false
 	if !strings.Contains(text, "://") {
@@ -150,7 +151,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return body, nil
 }
 
-// writeStatus writes what a replica answered within so many columns, 0 for as many as it takes.
+// writeStatus writes the answer of a replica in lines of at most width columns. A width of 0 is no limit.
 func writeStatus(w io.Writer, width int, s admin.Status) error {
 	errs := []error{terminal.WritePairs(w, width, statusPairs(s))}
 	if len(s.Buckets) > 0 {
@@ -173,7 +174,7 @@ func line(w io.Writer, text string) error {
 	return err
 }
 
-// number is a column of numbers.
+// number returns a column of numbers.
 func number(name string, spare int) terminal.Column {
 	return terminal.Column{Name: name, Right: true, Spare: spare}
 }

@@ -15,7 +15,7 @@ import (
 
 const minWatch = 100 * time.Millisecond
 
-// display is how a command shows something: once or again and again, as text or JSON.
+// display shows the output of a command, once or again and again, as text or JSON.
 type display struct {
 	every  time.Duration
 	output string
@@ -37,8 +37,8 @@ func (d *display) validate() error {
 	return nil
 }
 
-// isInterval reports whether the arguments of the command are a time that was meant for --watch: after a space it would
-// be the key of a bucket.
+// isInterval reports whether the only argument of the command is a time that was meant for --watch. After a space it is
+// an argument of its own, which would be taken for the key of a bucket.
 func (d *display) isInterval(args []string) bool {
 	if len(args) != 1 || !d.cmd.Flags().Changed("watch") {
 		return false
@@ -47,8 +47,9 @@ func (d *display) isInterval(args []string) bool {
 	return err == nil
 }
 
-// show calls write once, or again and again until ctx ends if that is requested. Then a replica that doesn't answer is
-// shown as such and asked again. On a terminal the new text replaces the previous one. JSON is one object per line.
+// show calls write once, or with --watch again and again until ctx ends. With --watch an error of write is shown, and
+// write is called again; only if the output is JSON, show returns the error. On a terminal the new text replaces the
+// previous one. JSON is one object per line.
 func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
 	screen := terminal.Of(e.Stdout, e.Environ)
 	if !d.cmd.Flags().Changed("watch") {

@@ -13,7 +13,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// Root makes a command that of a program, whose help lists its subcommands in the order in which they are added.
+// Root makes root the root command of a program and returns it. The help lists subcommands in the order in which they
+// were added.
 func Root(root *cobra.Command, e Env) *cobra.Command {
 	cobra.EnableCommandSorting = false // the setting is global
 	root.Version = Version()
@@ -35,7 +36,8 @@ func Root(root *cobra.Command, e Env) *cobra.Command {
 	return root
 }
 
-// Positional has a check of positional arguments report wrong usage: what was given, and what the command wants.
+// Positional returns a check of positional arguments that fails when check does. Its error is wrong usage, with the
+// arguments that were given and those that the command wants.
 func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if check(cmd, args) == nil {
@@ -52,7 +54,8 @@ func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// UnknownCommand takes an argument of a command for the name of one of its own commands that there isn't: wrong usage.
+// UnknownCommand checks the arguments of a command that has subcommands and does nothing itself. If there is an
+// argument, it is no subcommand: the error is wrong usage, and suggests subcommands with similar names.
 func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -65,7 +68,7 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	return Usage(errors.New(msg))
 }
 
-// RefuseTopics has the help of a program whose commands have all been added refuse a topic that is none of them.
+// RefuseTopics makes the help command fail for topics that are no commands. It is called after all commands were added.
 func RefuseTopics(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, help := range root.Commands() {
@@ -81,7 +84,7 @@ func RefuseTopics(root *cobra.Command) {
 	}
 }
 
-// VersionCommand prints which version of a program this is.
+// VersionCommand returns a command that prints the program's version.
 func VersionCommand(program string, stdout io.Writer) *cobra.Command {
 	return &cobra.Command{
 		Use: "version", Short: "Print the version", Args: Positional(cobra.NoArgs),

@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// Env is what a command may touch of its process.
+// Env is the part of its process that a command may use.
 type Env struct {
 	Environ fields.Environment
 	Stdin   io.Reader
@@ -21,8 +21,8 @@ func ProcessEnv() Env {
 	return Env{Environ: fields.EnvironmentOf(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
-// WriteJSON writes value as JSON and a line feed: on one line, or on several ones, each level indented by indent.
-// Characters of HTML are not escaped.
+// WriteJSON writes value as JSON and a line feed: on one line if indent is empty, otherwise with each level indented by
+// indent on lines of its own. The characters <, > and & are not escaped.
 func WriteJSON(w io.Writer, value any, indent string) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

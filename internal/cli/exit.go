@@ -10,48 +10,50 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Exit codes that both programs have.
+// These are the exit codes that both programs have.
 const (
 	ExitOK     = 0 // done, or asked to stop
-	ExitFailed = 1 // as for a file that is missing or can't be read
+	ExitFailed = 1 // failed, as when a file is missing or can't be read
 	ExitUsage  = 2 // wrong usage, or a wrong configuration
 )
 
-// UsageError is wrong usage of a command.
+// UsageError is the error of a command that was used wrongly.
 type UsageError struct{ error }
 
 // Usage marks an error as wrong usage.
 func Usage(err error) error { return UsageError{err} }
 
-// Unwrap returns what is wrong.
+// Unwrap returns the error that Usage marked.
 func (e UsageError) Unwrap() error { return e.error }
 
-// Unreadable reports whether an error is that a file is missing or can't be read. In every command it is a failure, and
-// no wrong usage.
+// Unreadable reports whether an error says that a file is missing or can't be read. Such an error is a failure, not
+// wrong usage, in every command.
 func Unreadable(err error) bool {
 	var of *fs.PathError
 	return errors.As(err, &of)
 }
 
-// Ending is how a program ends with some errors: its exit code and what it writes to stderr, nothing if Text is nil.
+// Ending is how a program ends after an error that Matches accepts. Code is its exit code. Text returns what it writes
+// to stderr; if Text is nil, it writes nothing.
 type Ending struct {
 	Matches func(error) bool
 	Code    int
 	Text    func(error) string
 }
 
-// Is returns a function that reports whether an error is target.
+// Is returns a function that reports whether an error is target, as errors.Is does.
 func Is(target error) func(error) bool {
 	return func(err error) bool { return errors.Is(err, target) }
 }
 
-// Interrupted returns a function that reports whether an error is that ctx was cancelled.
+// Interrupted returns a function that reports whether an error was caused by the cancellation of ctx.
 func Interrupted(ctx context.Context) func(error) bool {
 	return func(err error) bool { return ctx.Err() != nil && errors.Is(err, context.Canceled) }
 }
 
-// Execute runs the command that the arguments name and returns the exit code. The first of the endings that matches an
-// error decides; the error of one that none matches is wrong usage or a failure, and is written as text says.
+// Execute runs the command that the arguments name and returns the exit code. If the command fails, the program ends as
+// the first ending that matches the error says. If none matches, the exit code is ExitUsage or ExitFailed, and what
+// text returns for the error is written to stderr.
 func Execute(ctx context.Context, root *cobra.Command, args []string, endings []Ending, text func(error) string) int {
 	RefuseTopics(root)
 	root.SetArgs(withHelp(root, withLongVersion(args)))
@@ -77,15 +79,16 @@ func isUsage(err error) bool {
 	return errors.As(err, &usage) && !Unreadable(err)
 }
 
-// UsageText returns the Text of an Ending that is wrong usage of a program.
+// UsageText returns a function for the Text of an Ending after wrong usage: it adds a line that names the program's
+// help.
 func UsageText(program string, text func(error) string) func(error) string {
 	return func(err error) string {
 		return fmt.Sprintf("%s: %s\nRun '%s --help' for usage.", program, text(err), program)
 	}
 }
 
-// withLongVersion returns a program's arguments with -version, as programs of Go have it, as --version, which cobra
-// knows.
+// withLongVersion replaces -version, if it is the only argument, by --version. Programs of Go often have the former,
+// cobra has the latter.
 func withLongVersion(args []string) []string {
 	if len(args) == 1 && args[0] == "-version" {
 		return []string{"--version"}

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// value is a flag whose text is checked as it is read.
+// value is a flag's value, whose text is passed to the function read.
 type value struct {
 	kind, initial string
 	read          func(string) error
@@ -27,14 +27,14 @@ func (v value) String() string { return v.initial }
 // Type implements pflag.Value.
 func (v value) Type() string { return v.kind }
 
-// NewValue returns a flag whose texts are read by read. Kind is what the help calls them; initial is the default that
-// it shows.
+// NewValue returns the value of a flag. Each text that is given for the flag is passed to read, which stores it or
+// returns what is wrong. In the help, kind is the kind of text and initial the default.
 func NewValue(kind, initial string, read func(string) error) pflag.Value {
 	return value{kind, initial, read}
 }
 
-// Whole is a flag for a whole number from least to most. The value of n is the default; below least it means a default
-// that is no number.
+// Whole returns the value of a flag for a whole number from least to most, which it stores in n. The help shows the
+// present number in n as the default, unless that is below least.
 func Whole(kind string, n *int64, least, most int64) pflag.Value {
 	initial := ""
 	if *n >= least {
@@ -46,7 +46,7 @@ func Whole(kind string, n *int64, least, most int64) pflag.Value {
 	})
 }
 
-// ParseWhole reads a whole number from least to most.
+// ParseWhole parses a whole number from least to most.
 func ParseWhole(s string, least, most int64) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if err != nil || n < least || n > most {
@@ -55,8 +55,9 @@ func ParseWhole(s string, least, most int64) (int64, error) {
 	return n, nil
 }
 
-// VariableFlags adds a flag for each variable that has one and whose flag begins with one of the families, or for all
-// if there are none. What is given is appended to overrides.
+// VariableFlags adds the flags of configuration variables to a command. If families are given, it adds only flags in
+// one of them, such as --redis and --redis-ca in the family redis. The values that the command line has for these flags
+// are appended to overrides.
 func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[]fields.Override, families ...string) {
 	for _, v := range variables {
 		name := v.Flag()
@@ -73,6 +74,7 @@ func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[
 	Group(cmd, "the registry of pools", "pool-registry-")
 }
 
+// inFamily reports whether a flag is in one of the families, or there are none.
 func inFamily(name string, families []string) bool {
 	for _, family := range families {
 		if name == family || strings.HasPrefix(name, family+"-") {
@@ -82,7 +84,8 @@ func inFamily(name string, families []string) bool {
 	return len(families) == 0
 }
 
-// OutputFlag gives a command the flag --output, the form of its answer, and has it refuse any other than text and JSON.
+// OutputFlag adds the flag --output to a command, which stores it in form. Values other than text and json are wrong
+// usage.
 func OutputFlag(cmd *cobra.Command, form *string) {
 	cmd.Flags().StringVarP(form, "output", "o", "text", "text or json")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
@@ -93,12 +96,13 @@ func OutputFlag(cmd *cobra.Command, form *string) {
 	}
 }
 
-// wants are what values of Go's own types are to be.
+// wants has, for types of flags that pflag parses, what their values must be.
 var wants = map[string]string{
 	"bool": "true or false", "int": "a whole number", "duration": "a duration, such as 500ms, 10s or 5m",
 }
 
-// Wanted is what is wrong with a value of a flag: what it is to be, rather than an error of Go's own.
+// Wanted returns what is wrong with a value of a flag. For the types in wants this is what the value must be. For other
+// types it is err, which comes from the parser of the flag.
 func Wanted(f *pflag.Flag, err error) error {
 	if want := wants[f.Value.Type()]; want != "" {
 		return errors.New("want " + want)

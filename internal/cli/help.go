@@ -12,23 +12,24 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// Annotations: of a flag, the title of the group that --help-all shows it in; of a program, that it was given.
 const (
+	// groupAnnotation is the annotation of a flag with the title of its group.
 	groupAnnotation = "refiller_group"
-	allAnnotation   = "refiller_help_all"
+	// allAnnotation is an annotation of the root command. It is there if --help-all was given.
+	allAnnotation = "refiller_help_all"
 )
 
-// allHelp is the flag for a help that has the flags of every group.
+// allHelp is the flag that shows the help with the flags of every group.
 const allHelp = "--help-all"
 
 const (
-	helpWidth = 80 // where the output is no terminal
-	maxName   = 26 // columns of a flag; what is said of a longer one begins on the next line
-	minText   = 20 // columns of what is said of it
+	helpWidth = 80 // columns of a line if the output is no terminal
+	maxName   = 26 // columns of a name; the description of a longer one begins on the next line
+	minText   = 20 // columns that a description has at least
 )
 
-// writeHelp writes a command's help, as wide as the terminal. Consecutive lines of its text are a paragraph, which is
-// filled, unless the first is indented.
+// writeHelp writes a command's help, as wide as the terminal. Each paragraph of its text is filled, unless it begins
+// with an indented line.
 func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	h := helpText{width: terminal.Of(w, nil).Width()}
 	if h.width == 0 {
@@ -63,12 +64,13 @@ func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	return err
 }
 
-// helpText is the text of a help in the making.
+// helpText collects the text of a help.
 type helpText struct {
 	strings.Builder
 	width int
 }
 
+// paragraphs writes a text whose paragraphs are separated by empty lines.
 func (h *helpText) paragraphs(text string) {
 	for paragraph := range strings.SplitSeq(strings.TrimSpace(text), "\n\n") {
 		if strings.TrimLeft(paragraph, " \t") == paragraph {
@@ -78,7 +80,8 @@ func (h *helpText) paragraphs(text string) {
 	}
 }
 
-// flags writes the flags that are in no group, and those of groups if all are asked for.
+// flags writes the flags that are in no group. With --help-all it also writes those of each group, and otherwise how
+// many there are.
 func (h *helpText) flags(cmd *cobra.Command) {
 	var plain [][2]string
 	var titles []string
@@ -113,8 +116,8 @@ func (h *helpText) flags(cmd *cobra.Command) {
 		cmd.CommandPath(), allHelp))
 }
 
-// Group puts flags of a command into a group, which its help lists only if asked for all. A name that ends with a dash
-// means all flags that begin so.
+// Group puts flags of a command into a group with a title. The help lists them only with --help-all. A name that ends
+// with a dash means all flags that begin with it.
 func Group(cmd *cobra.Command, title string, names ...string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		for _, name := range names {
@@ -125,7 +128,7 @@ func Group(cmd *cobra.Command, title string, names ...string) {
 	})
 }
 
-// withHelp returns the arguments with --help in place of --help-all, which it records at the root.
+// withHelp replaces --help-all in the arguments by --help, and records in the root's annotations that it was there.
 func withHelp(root *cobra.Command, args []string) []string {
 	changed := slices.Clone(args)
 	for i, arg := range changed {
@@ -140,7 +143,7 @@ func withHelp(root *cobra.Command, args []string) []string {
 	return changed
 }
 
-// list writes names and what is said of them beside each other.
+// list writes entries, each a name and its description, in two columns below a title.
 func (h *helpText) list(title string, entries [][2]string) {
 	if len(entries) == 0 {
 		return
@@ -160,11 +163,11 @@ func (h *helpText) list(title string, entries [][2]string) {
 	}
 }
 
-// describe is how pflag writes a flag, with its default, and what it says of it.
+// describe returns a flag and its description, both as pflag writes them, with the default.
 func describe(f *pflag.Flag) [2]string {
-	alone := pflag.NewFlagSet("", pflag.ContinueOnError)
-	alone.AddFlag(f)
-	line := alone.FlagUsages() // six columns for the short name come first, and three part the name from the rest
+	single := pflag.NewFlagSet("", pflag.ContinueOnError)
+	single.AddFlag(f)
+	line := single.FlagUsages() // it begins with six columns for the short name, and three spaces follow the name
 	name, usage, _ := strings.Cut(line[6:], "   ")
 	return [2]string{line[:6] + name, usage}
 }

@@ -8,7 +8,7 @@ import (
 	"github.com/spf13/cobra/doc"
 )
 
-// ManCommand writes the manual pages of a program: one of the program and one of each of its commands.
+// ManCommand returns a command that writes the manual pages of a program: one for the program and one for each command.
 func ManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
@@ -22,7 +22,7 @@ a directory man1 of its path, such as /usr/local/share/man/man1.`,
 				return fmt.Errorf("manual pages: %w", err)
 			}
 			root := cmd.Root()
-			root.DisableAutoGenTag = true // no line with the day on which they were written
+			root.DisableAutoGenTag = true // otherwise each page would have the day on which it was written
 			header := doc.GenManHeader{Section: "1", Source: root.Name() + " " + Version(), Manual: root.Name()}
 			if err := doc.GenManTree(root, &header, args[0]); err != nil {
 				return fmt.Errorf("manual pages: %w", err)

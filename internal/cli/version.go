@@ -5,8 +5,7 @@ import "runtime/debug"
 // stamp is the version of a released image: the linker sets it.
 var stamp string
 
-// Version is the stamp, the module's version, or the commit that the program was
-// built from.
+// Version returns the stamp, if there is one, or else the version of the main module as Go recorded it in the program.
 func Version() string {
 	if stamp != "" {
 		return stamp

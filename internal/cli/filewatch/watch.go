@@ -40,7 +40,7 @@ type File struct {
 	reportGone bool // Options.Gone
 	seen       [sha256.Size]byte
 	present    bool              // it could be read the last time
-	gone       bool              // it was not there for a while since it was last reported
+	gone       bool              // it was missing at some time after it was last reported
 	events     *fsnotify.Watcher // nil: polling alone
 }
 
@@ -71,7 +71,7 @@ func New(path string, o Options) (*File, error) {
 	return f, nil
 }
 
-// Close lets go of a File that Run wasn't called on.
+// Close releases a File whose Run was not called.
 func (f *File) Close() error {
 	if f.events == nil {
 		return nil
@@ -79,9 +79,8 @@ func (f *File) Close() error {
 	return f.events.Close()
 }
 
-// watch watches the directory of the path and that of the file it leads to.
-// Watching a directory again is no error, and mends the watch of one that was
-// replaced.
+// watch watches the directory of the path and, if the path is a link, that of the file to which it leads. Watching a
+// directory again is no error, and mends the watch of one that was replaced.
 func (f *File) watch() error {
 	if err := f.events.Add(filepath.Dir(f.path)); err != nil {
 		return err
@@ -97,7 +96,7 @@ func (f *File) watch() error {
 	return f.events.Add(filepath.Dir(target))
 }
 
-// blind goes on without events.
+// blind makes the File poll more often, without events.
 func (f *File) blind(err error) {
 	f.log.Warn("file events are not available: polling", "path", f.path, "interval", blindPoll, "error", err)
 	if f.events != nil {
@@ -107,8 +106,8 @@ func (f *File) blind(err error) {
 }
 
 // Run calls changed, from this goroutine, after each change of the content, until ctx ends. A deleted file has not
-// changed, except with Options.Gone. Its return is a change, because a caller that read it meanwhile for another reason
-// found nothing. Several changes in quick succession may be reported once.
+// changed, except with Options.Gone. A deleted file that is there again has changed, even if its content is the old
+// one: a caller may have read it while it was missing. Several changes in quick succession may be reported once.
 func (f *File) Run(ctx context.Context, changed func()) {
 	defer func() { _ = f.Close() }() // nothing is read from it any more
 	poll := time.NewTicker(f.poll)
@@ -174,7 +173,7 @@ func (f *File) refresh(changed func()) {
 	}
 }
 
-// Sum is the digest of the content of the file at path, or of a directory's YAML files and their names.
+// Sum returns the digest of the content of the file at path, or of a directory's YAML files and their names.
 func Sum(path string) (digest [sha256.Size]byte, err error) {
 	files, err := Files(path)
 	if err != nil {

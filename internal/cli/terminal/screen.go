@@ -38,7 +38,7 @@ func (s Screen) Rewrites() bool { return s.file != nil && !s.dumb }
 // Colors reports whether colours are wanted.
 func (s Screen) Colors() bool { return s.Rewrites() && !s.noColor }
 
-// Width is how many columns there are at the moment; 0 if there is no limit.
+// Width returns how many columns there are at the moment; 0 if there is no limit.
 func (s Screen) Width() int {
 	if s.file == nil {
 		return 0
@@ -50,8 +50,8 @@ func (s Screen) Width() int {
 	return max(minWidth, width)
 }
 
-// Text is s as it can be shown: as it is, or quoted if a character of it can't be printed, so that a name neither
-// colours a terminal nor moves its cursor.
+// Text returns s, quoted if a character of it can't be printed. Otherwise a name could colour a terminal or move its
+// cursor.
 func Text(s string) string {
 	for _, r := range s {
 		if r == utf8.RuneError || !strconv.IsPrint(r) {
@@ -61,7 +61,7 @@ func Text(s string) string {
 	return s
 }
 
-// printable is text with line feeds and without any other character that can't be printed, which is escaped instead.
+// printable returns text with every character escaped that can't be printed, except line feeds.
 func printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -76,8 +76,8 @@ func printable(text string) string {
 	return b.String()
 }
 
-// Cut shortens a line to width columns, with an ellipsis; a number is left out as a whole, so that none is read that
-// isn't there. Escape sequences take no room and stay. A width of 0 cuts nothing.
+// Cut shortens a line to width columns, with an ellipsis. It never cuts within a number, which would make it another
+// number. Escape sequences take no room and stay. A width of 0 cuts nothing.
 func Cut(line string, width int) string {
 	if width <= 0 || ansi.StringWidth(line) <= width {
 		return line
@@ -93,7 +93,7 @@ func Cut(line string, width int) string {
 // inNumber reports whether a character may be within a number.
 func inNumber(r rune) bool { return unicode.IsDigit(r) || strings.ContainsRune(".,-%/", r) }
 
-// Flow puts items beside each other, as many on a line of width columns as go there whole.
+// Flow puts items beside each other on lines of at most width columns. It breaks no item. A width of 0 is no limit.
 func Flow(items []string, separator string, width int) []string {
 	var lines []string
 	for _, item := range items {
@@ -107,7 +107,7 @@ func Flow(items []string, separator string, width int) []string {
 	return lines
 }
 
-// Wrap breaks text into lines of at most width columns, between words as far as it can. A width of 0 is no limit.
+// Wrap breaks text into lines of at most width columns, between words where it can. A width of 0 is no limit.
 func Wrap(text string, width int) []string {
 	if width <= 0 {
 		return strings.Split(text, "\n")

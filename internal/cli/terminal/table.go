@@ -19,7 +19,7 @@ type Column struct {
 	Name  string
 	Right bool // its cells are numbers, and aligned to the right
 	Text  bool // its cells may be cut
-	// Least is to how many columns its cells are cut before a column to spare is left out.
+	// Least is the width below which its cells are cut only if no column with Spare remains.
 	Least int
 	// Spare decides when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise
 	// the higher, the sooner.
@@ -37,7 +37,7 @@ type row struct {
 	rest  string // instead of the cells that are missing
 }
 
-// NewTable makes a table. One whose columns have no names has no heading.
+// NewTable makes a table. It has a heading unless no column has a name.
 func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 
 // Row adds a row: a cell for each column, as fmt.Sprint writes it.
@@ -54,7 +54,7 @@ func (t *Table) Span(first, text string) {
 	t.rows = append(t.rows, row{cells: []string{Text(first)}, rest: Text(text)})
 }
 
-// Write writes the table within width columns, 0 for as many as it takes.
+// Write writes the table in lines of at most width columns. A width of 0 is no limit.
 func (t *Table) Write(w io.Writer, width int) error {
 	rows := t.rows
 	if t.headed() {
@@ -83,8 +83,8 @@ func (t *Table) headed() bool {
 	return false
 }
 
-// fit finds the widths of the columns; one that is left out has 0. Texts are cut before a column is left out, and have
-// the room of one that is.
+// fit returns the widths of the columns; 0 for one that is left out. Texts are cut before a column is left out, and get
+// its room.
 func (t *Table) fit(rows []row, width int) []int {
 	whole := make([]int, len(t.columns))
 	for _, r := range rows {
@@ -108,8 +108,8 @@ func (t *Table) fit(rows []row, width int) []int {
 	}
 }
 
-// widestText is the widest column that may be cut further, -1 if there is none. While there is a column to spare, none
-// is cut below its least.
+// widestText returns the widest column that may be cut further, -1 if there is none. spare is set while a column may be
+// left out; then none is cut below its Least.
 func (t *Table) widestText(widths []int, spare bool) int {
 	widest := -1
 	for i, c := range t.columns {
@@ -124,7 +124,7 @@ func (t *Table) widestText(widths []int, spare bool) int {
 	return widest
 }
 
-// mostSpare is the next column to leave out, -1 if none may be.
+// mostSpare returns the next column to leave out, -1 if there is none.
 func (t *Table) mostSpare(widths []int) int {
 	spare := -1
 	for i, c := range t.columns {

@@ -25,7 +25,7 @@ const (
 	Added    = "added"
 	Changed  = "changed"
 	Removed  = "removed"  // refillers would leave it alone, or it is no longer there
-	Conflict = "conflict" // it differs, but the version isn't above the one in force, which therefore stays
+	Conflict = "conflict" // it differs, but its version is not higher than the one in force, so it would be ignored
 )
 
 // Change is something that a configuration would change.
