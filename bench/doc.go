@@ -1,15 +1,19 @@
-// Command bench sets the consumer SDK beside other rate limiters, the bare
-// commands that none can beat, and an in-process limiter, on one local Redis of
-// its own.
+// Command bench compares the consumer SDK with other rate limiters, with the bare
+// commands that none can beat, and with an in-process limiter, on a local Redis
+// that it starts.
 //
-//	go run . [-rounds N] [-time D] [-workload hot,many,denied] [-goroutines 1,64]
-//	         [-only REGEXP] [-json FILE] [-chart FILE]
+//	go run . [-rounds N] [-time D] [-workload hot,many,denied,far,stalled]
+//	         [-goroutines 1,64] [-only REGEXP] [-json FILE] [-chart FILE]
 //
 // # Workloads
 //
 //   - hot: all goroutines take from one key that always has tokens.
 //   - many: each goroutine walks through 10,000 such keys in an order of its own.
 //   - denied: all goroutines take from one key that has no tokens.
+//   - far: like the workload many, but a round trip to the server takes 20 ms
+//     longer, for some of the contenders.
+//   - stalled: 20 goroutines of a process that is stopped part of the time take
+//     from 100 keys, a hundred times a second each, for some of the contenders.
 //
 // Every contender answers single takes with its own defaults, save that fetch has
 // a deadline of 100 ms, as the others have none, and go-redisstore a pool that keeps

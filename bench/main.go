@@ -29,7 +29,8 @@ func main() {
 	}
 }
 
-// start runs the comparison, or the child of one.
+// start runs the comparison. If the environment names a child (childEnv), it runs that instead: a process that takes
+// and is stopped part of the time.
 func start(ctx context.Context) error {
 	text := os.Getenv(childEnv)
 	if text == "" {
@@ -42,7 +43,7 @@ func start(ctx context.Context) error {
 	return c.run(ctx, os.Stdout)
 }
 
-// options are what the command line says.
+// options are the values of the command line.
 type options struct {
 	rounds     int
 	time       time.Duration
@@ -57,7 +58,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	var o options
 	f := flag.NewFlagSet("bench", flag.ContinueOnError)
 	f.SetOutput(stderr)
-	f.IntVar(&o.rounds, "rounds", 3, "counted `rounds`, 1 or more")
+	f.IntVar(&o.rounds, "rounds", 3, "`rounds` after the first, which warms up and is not counted; 1 or more")
 	f.DurationVar(&o.time, "time", 200*time.Millisecond, "`duration` of each run, 1ms or more")
 	names := f.String("workload", "hot,many,denied,far,stalled", "workloads, comma-separated")
 	goroutines := f.String("goroutines", "", "numbers of goroutines, comma-separated (default: each workload's own)")
