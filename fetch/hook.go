@@ -43,9 +43,9 @@ type Call struct {
 // Outcome is how a call ended.
 type Outcome struct {
 	// Result is the result of the call. For Return and Settle only OK is set. For TakeAll OK, RetryAfter and Shadow are
-	// set, Taken is the sum, and Source is that of the highest Kind.
+	// set, Taken is the sum, and Source is the one of its results that has the highest Kind.
 	Result Result
-	// Results are of each request of a TakeAll, in their order.
+	// Results has the result of each request of a TakeAll, in the order of the requests; nil for other calls.
 	Results []Result
 	Err     error
 	// Reason is why the bucket's server did not answer, whatever the degraded mode made of it; ReasonNone if it did.

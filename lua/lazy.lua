@@ -5,8 +5,9 @@
 --       2 {K}:override the policy of this key alone, if it has one (see policy); left out if the caller has just read
 --         it and sends it in ARGV
 -- ARGV  1 1 take, 0 peek, -1 return
---       2 1 if no take may overtake another, as in takes; 0 otherwise
---       3 tokens, 4 per_us: the rate in lowest terms, 5 the capacity: the template's, unless KEYS 2 is left out
+--       2 in_line: 1 if no take may overtake another: after one that doesn't fit, no further one is made; 0 otherwise
+--       3 tokens, 4 per_us (the rate in lowest terms), 5 capacity: those of the template; if KEYS 2 is left out, those
+--         of the override that the caller has read
 --       6.. runs n, count, leave, as in takes; a peek or a return has one of count 1
 -- Reply {1, left, reset_us, now_us, pol}: all taken, or returned; reset_us until the bucket is full; pol of KEYS 2, or
 --       ''

@@ -14,15 +14,16 @@
 --       {2}: no such bucket, or one without a policy
 --       {3, k}: KEYS k holds something else
 --       {4, now_us}: the bucket is in another era than the block, which has ended; nothing is returned
---       {5}: the id is of something else, or the consumer can't hold that much
+--       {5}: the id is of something else, the consumer can't hold that much, or seq is neither that of the last call
+--           nor one more
 --       {6}: there is no such block, because it has ended
 --
--- If the last call is sent again, it gets the same answer and does nothing more. A block gets at most half of the
--- bucket's tokens, so that the other half is left to takes. It ends when no tokens are left in it.
+-- If the last call is sent again, it gets the same granted and clamped, and does nothing more. A block gets at most
+-- half of the bucket's tokens, so that the other half is left to takes. It ends when no tokens are left in it.
 --
--- The block of a flow gets the tokens that a take of up to so many would get: those that the flow has a right to, or
--- those above the floor. Tokens that it gets count as asked for by the flow. If it gives back tokens that the flow paid
--- for, the flow gets that right back.
+-- The block of a flow gets what a take of up to that many tokens would get: any of them while the flow has a right or
+-- has asked for little in this period, then those above the floor. Tokens that it gets count as asked for by the flow.
+-- If it gives back tokens that the flow paid for, the flow gets that right back.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -64,7 +65,8 @@ if turn == false then return {3, 6} end
 if r then s.out = max(0, s.out - r.n) + keep end
 local tokens, _, clamped = give_back(s, p, before, back, s.era)
 local granted = min(want, floor(max(0, tokens) / 2))
-local free = r and min(r.free, keep + back) or 0 -- tokens that the flow paid for count as spent first
+-- free are the tokens of the block for which the flow did not pay. Those that it paid for count as spent first.
+local free = r and min(r.free, keep + back) or 0
 local paid = 0
 if turn then
   if back - free > clamped then pay_back(turn, back - free - clamped) end

@@ -19,8 +19,8 @@ const (
 	namesAtOnce = 1000
 	// countsAtOnce is how many shards are counted in one round trip at most.
 	countsAtOnce = 100
-	// activeBatch is the most buckets of a shard in one round trip. Takes of consumers wait for a whole round trip. More
-	// buckets would cost Redis less time, but takes would wait longer: test/scale has figures.
+	// activeBatch is the most buckets of a shard in one round trip. Redis serves takes that arrive meanwhile after all of
+	// them. More buckets would cost Redis less time, but takes would wait longer: test/scale has figures.
 	activeBatch = 100
 )
 
@@ -98,8 +98,8 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next returns one of the calls that are due; nil if none is. It first begins rounds that are due. Then it continues
-// the rounds that are under way, the oldest first.
+// next returns one of the calls that are due; nil if none is. Buckets that arrived, and polls of idle shards, come
+// first, if a poll is due. Then it begins rounds that are due, and continues those under way, the oldest first.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
@@ -297,7 +297,7 @@ type reading struct {
 	a        *activeSets
 	s        *shard
 	m        *members // of the shard, when the request was made
-	cursor   uint64   // of the request, and after it that of the next one
+	cursor   uint64   // where the request begins to read; after it, where the next one does
 	outdated bool     // this replica's configuration is outdated, so the names stay as they are
 	kept     []string
 	err      error
@@ -324,8 +324,9 @@ func (r *reading) apply() error {
 	return r.err
 }
 
-// putRight moves names to the shards of their templates, and removes those that are no bucket's. If the other shard has
-// a fault, its names stay. The reads of that shard report the fault, and the next round tries again.
+// putRight moves names to the shards of their templates, and removes those that are no bucket's. If the
+// shard to which names are to be moved has a fault, they stay where they are. The reads of that shard report the fault,
+// and the next round tries again.
 func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
 	for prefix, list := range names.moved {
 		err := a.w.r.store.move(ctx, s.Shard, prefix, list)

@@ -311,7 +311,7 @@ local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   if after < room then return after, paid + add, 0, carry, debt end
   return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
 end
--- Shared by the scripts, other than refill, that put another policy in force; it follows bucket and credit.
+-- Shared by the scripts that put another policy in force, but for refill; it follows bucket and credit.
 
 -- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
 -- count as credited, because the script doesn't know how many have come.
@@ -467,8 +467,8 @@ local function least(leave, capacity)
 end
 -- Shared by the scripts that give a template's bucket its expiry; it follows policy. To arm a bucket is to give its
 -- keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
--- refills from empty to full, and at least a minute, after it was last armed. A budget expires when steps have filled
--- it twice. Only buckets whose policy in force is a template's are armed.
+-- refills from empty to full, and at least a minute, after it was last armed. A budget expires a minute after steps
+-- have filled it twice. Only buckets whose policy in force is a template's are armed.
 
 -- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
 local function outlast(set, till)

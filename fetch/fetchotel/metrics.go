@@ -65,7 +65,7 @@ func (m *Metrics) observe(meter metric.Meter) error {
 		return c
 	}
 	rescues := counter("rescues", "{refill}", "Refills that the SDK made because they were overdue.")
-	opened := counter("breaker_opened", "{time}", "Times that calls were stopped because a server did not answer them.")
+	opened := counter("breaker_opened", "{time}", "Times that calls were stopped because calls to a server failed.")
 	abandoned := counter("calls_abandoned", "{call}", "Calls that were under way when their callers stopped waiting.")
 	returned := counter("tokens_returned", "{token}", "Tokens that the SDK gave back because their callers had left.")
 	clamped := counter("tokens_clamped", "{token}", "Tokens that came back to buckets that were full, and were dropped.")

@@ -10,12 +10,12 @@ import (
 	"github.com/tokenrefill/refiller/fetch/internal/keylabel"
 )
 
-// Other is the policy label of the keys that no policy of [Policies] is for.
+// Other is the policy label of keys that match no entry of [Policies].
 const Other = keylabel.Other
 
-// Policies makes the policy label of keys from a list: a bucket's key, or a prefix
-// with a * behind it, whose label is itself. A key gets its own entry, else the one
-// of its longest prefix, else [Other].
+// Policies returns a function that gives each key its policy label. Each entry is a
+// bucket's key, or a prefix with a * behind it. The label of a key is the entry that
+// equals it, else the longest prefix that matches, else [Other].
 func Policies(entries ...string) func(key string) string { return keylabel.Of(entries) }
 
 // Hook is a fetch.Hook and a prometheus.Collector. Its methods are safe for
@@ -60,8 +60,7 @@ func New(policy func(key string) string) *Hook {
 	}
 }
 
-// Watch adds the counts of a Client to what is exported: of the last one that it was
-// called with.
+// Watch exports the counts of a Client, too. A further call replaces the Client.
 func (h *Hook) Watch(c *fetch.Client) { h.client.Store(c) }
 
 // Begin implements fetch.Hook.
@@ -80,7 +79,7 @@ func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
 	if o.Results == nil {
 		h.count(policy, o.Result)
 	}
-	for i, r := range o.Results { // each bucket's are its own
+	for i, r := range o.Results { // the tokens of a TakeAll count under the policy of each bucket
 		h.count(h.policy(call.Requests[i].Key), r)
 	}
 	if o.Reason != fetch.ReasonNone {
@@ -104,7 +103,7 @@ func desc(name, help string) *prometheus.Desc {
 
 var (
 	descRescues   = desc("rescues_total", "Refills that the SDK made because they were overdue.")
-	descOpened    = desc("breaker_opened_total", "Times that calls were stopped because a server did not answer them.")
+	descOpened    = desc("breaker_opened_total", "Times that calls were stopped because calls to a server failed.")
 	descAbandoned = desc("calls_abandoned_total", "Calls that were under way when their callers stopped waiting.")
 	descReturned  = desc("tokens_returned_total", "Tokens that the SDK gave back because their callers had left.")
 	descClamped   = desc("tokens_clamped_total", "Tokens that came back to buckets that were full, and were dropped.")

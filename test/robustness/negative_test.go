@@ -71,8 +71,8 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 		{"tokens behind a right", mutate.Script{Name: "flows", Edits: []mutate.Edit{
 			{Old: "    if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end\n    if first > 0",
 				New: "    if first > 0"},
-			{Old: "local free = min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))",
-				New: "local free = at and count - first or 0"},
+			{Old: "min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each))",
+				New: "(at and count - first or 0)"},
 		}}, nil, divided, nil, []string{verify.Stock, verify.Window}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -3,11 +3,11 @@ package keylabel
 
 import "strings"
 
-// Other is the label of the keys that no entry is for.
+// Other is the label of keys that match no entry.
 const Other = "other"
 
-// Of makes labels from a list: a key, or a prefix with a * behind it, whose label is itself. A key gets its own entry,
-// else the one of its longest prefix, else [Other].
+// Of returns a function that gives each key its label. Each entry is a key, or a prefix with a * behind it. The label
+// of a key is the entry that equals it, else the longest prefix that matches, else [Other].
 func Of(entries []string) func(key string) string {
 	exact := make(map[string]bool)
 	var prefixes []string
