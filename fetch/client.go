@@ -16,7 +16,7 @@ import (
 // Client takes tokens from buckets. Its methods are safe for concurrent use.
 //
 // A call needs one script call, which it shares with other calls that are made at the same time. The first take from a
-// bucket, and then one take in ten seconds, also asks for its policy. The Client remembers the policies of a bounded
+// bucket, and then one take every ten seconds, also asks for its policy. The Client remembers the policies of a bounded
 // number of buckets.
 //
 // # When Redis is unavailable

@@ -13,10 +13,10 @@ type Flow struct {
 // append adds the keys and arguments that a call needs to take by the right of the flow. It adds none if the call is
 // made in order of arrival.
 func (f Flow) append(keys []string, args []any, key string) ([]string, []any, error) {
-	if !f.Divided {
-		return keys, args, nil
+	if f.Divided {
+		args = append(args, f.Name)
 	}
-	return f.appendKeys(keys, key), append(args, f.Name), policy.CheckFlow(f.Name)
+	return f.appendKeys(keys, key), args, policy.CheckFlow(f.Name)
 }
 
 // appendKeys adds the keys of the bucket's plan and demand to those of a call. It adds none if the call is made in

@@ -4,7 +4,7 @@
 //
 // A [Fixed] window starts at a key's first take and ends its length later. The next take after that starts a new one.
 // It needs the least memory and is the easiest to explain, but it admits up to 2·Limit around an edge: with 100 tokens
-// a minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next are 200 takes in 0.2 seconds.
+// a minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next make 200 within 0.2 seconds.
 //
 // With [Config.Per] a fixed window is a minute, hour, day, week or month of the calendar in a time zone. So "1,000 a
 // day" begins anew at midnight. The server's clock decides in which window a take is. To reserve future instants under
