@@ -96,8 +96,11 @@ func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few 
 	}
 }
 
-// miss records that a caller asked the bucket itself for n tokens.
+// miss records that a caller got n tokens of the bucket itself.
 func (b *block) miss(n int64) {
+	if n == 0 {
+		return
+	}
 	b.missed.Add(n)
 	b.signal()
 }

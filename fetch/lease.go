@@ -209,7 +209,8 @@ func (b *bucket) yield(flow string) {
 	}
 }
 
-// missed counts a take of n tokens, for a flow, that was put to the bucket itself.
+// missed counts a take, for a flow, that was put to the bucket itself and got n tokens. A denial, with n 0, is no use of
+// a block: one that counted would keep a block that has the tokens which the take lacks.
 func (ls *leases) missed(key, flow string, n int64) {
 	b := ls.c.buckets.find(key)
 	if blk := b.blockOf(flow); blk != nil {
@@ -245,7 +246,7 @@ func (ls *leases) missed(key, flow string, n int64) {
 
 // begin begins a block, unless there are too many or the Client is closed.
 func (ls *leases) begin(blk *block, n int64) {
-	blk.miss(n)
+	blk.miss(max(1, n))
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	if len(ls.blocks) < maxLeases && ls.c.buckets.addBlock(blk) && ls.c.life.spawn(blk.keep) {

@@ -91,7 +91,7 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 		return Result{}, err
 	}
 	if c.leases != nil && cfg.request == "" && r.Source.Kind != SourceFallback {
-		c.leases.missed(key, t.flow, max(1, r.Taken)) // last, since the block's keeper then asks for the same tokens
+		c.leases.missed(key, t.flow, r.Taken) // last, since the block's keeper then asks for the same tokens
 	}
 	return c.shadow(r, t.info, run.N*run.Count), nil
 }
