@@ -161,7 +161,7 @@ func BenchmarkTakeOfTemplate(b *testing.B) {
 		return lua.TakesWords(lua.Takes{Key: key, Runs: one(1), Whole: true, Template: template})
 	}
 	lazy := func(key string) []any {
-		return []any{"evalsha", lua.LazySHA, 2, lua.LazyKey(key), lua.OverrideKey(key), 1, 0, terms.Tokens, terms.Per,
+		return []any{"evalsha", lua.LazySHA(), 2, lua.LazyKey(key), lua.OverrideKey(key), 1, 0, terms.Tokens, terms.Per,
 			terms.Capacity, 1, 1, 0}
 	}
 	configured := func(key string) []any {

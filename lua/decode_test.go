@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// LazySHA is the name of a script, for measurements of the server's part alone.
-var LazySHA = lazyScript.sha
+// LazySHA returns the name of a script, for measurements of the server's part alone.
+func LazySHA() string { return lazyScript.sha }
 
 // TakesWords returns the words of a call of takes.
 func TakesWords(takes ...Takes) []any {

@@ -32,7 +32,7 @@ func TestMemoryOfATemplatesBucket(t *testing.T) {
 			return lua.TakesWords(lua.Takes{Key: key, Runs: one(30), Whole: true, Template: users})[1:]
 		}},
 		{"lazy", 150, func(key string) []any {
-			return []any{lua.LazySHA, 2, lua.LazyKey(key), lua.OverrideKey(key), 1, 0, userTerms.Tokens, userTerms.Per,
+			return []any{lua.LazySHA(), 2, lua.LazyKey(key), lua.OverrideKey(key), 1, 0, userTerms.Tokens, userTerms.Per,
 				userTerms.Capacity, 50, 1, 0}
 		}},
 	} {

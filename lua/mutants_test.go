@@ -172,25 +172,35 @@ type suite struct {
 	all         []string
 }
 
-// run runs the tests of the script with a mutant until one fails: first those that noticed most of its mutants so far,
-// then the others, the cheapest ones first. A mutant that is accepted passes all tests on the embedded store, which
-// suffices.
-func (j *job) run(t *testing.T, accepted bool, first []string) {
-	embedded := slices.Concat(j.suite.quick, j.suite.slow)
-	stages := []struct {
-		name    string
-		run     []string
-		skip    []string
-		atOnce  int
-		timeout time.Duration
-	}{
-		{"quick", first, nil, 1, 2 * time.Minute},
+// stage is a part of the tests that are run with a mutant in one process.
+type stage struct {
+	name    string
+	run     []string
+	skip    []string
+	atOnce  int
+	timeout time.Duration
+}
+
+// stages returns the tests of the script in the order in which they are tried: first those that noticed most of its
+// mutants so far, then the other quick ones, then the slow ones, each in a process of its own since a slow test that
+// notices a mutant does so soon.
+func (j *job) stages(noticed successes) []stage {
+	stages := []stage{
+		{"quick", noticed.best(slices.Concat(j.suite.quick, j.suite.slow)), nil, 1, 2 * time.Minute},
 		{"quick", j.suite.quick, nil, 1, 2 * time.Minute},
-		{"slow", j.suite.slow, nil, 1, 5 * time.Minute},
-		{"server", j.suite.all, embedded, 8, 10 * time.Minute},
 	}
+	for _, test := range noticed.sorted(j.suite.slow) {
+		stages = append(stages, stage{"slow", []string{test}, nil, 1, 2 * time.Minute})
+	}
+	embedded := slices.Concat(j.suite.quick, j.suite.slow)
+	return append(stages, stage{"server", j.suite.all, embedded, 8, 10 * time.Minute})
+}
+
+// run runs the tests of the script with a mutant until one fails. A mutant that is accepted has to pass the quick ones
+// only: an entry that a slow test would make superfluous does no harm.
+func (j *job) run(t *testing.T, accepted bool, stages []stage) {
 	for _, stage := range stages {
-		if len(stage.run) == 0 || stage.name == "server" && accepted {
+		if len(stage.run) == 0 || stage.name != "quick" && accepted {
 			continue
 		}
 		out, ok, spent := runMutant(t, j.script, j.Text, "-test.failfast", "-test.run="+strings.Join(stage.run, "|"),
@@ -206,7 +216,7 @@ func (j *job) run(t *testing.T, accepted bool, first []string) {
 }
 
 // mostFirst is how many tests are tried before the others.
-const mostFirst = 3
+const mostFirst = 5
 
 // successes are how many mutants of a script each of its tests noticed, by the test's pattern.
 type successes map[string]int
@@ -221,10 +231,15 @@ func (s successes) count(j *job) {
 	}
 }
 
-// best returns the tests that noticed most mutants.
-func (s successes) best() []string {
-	patterns := slices.SortedFunc(maps.Keys(s), func(a, b string) int { return cmp.Or(s[b]-s[a], cmp.Compare(a, b)) })
-	return patterns[:min(len(patterns), mostFirst)]
+// sorted returns the tests, those first that noticed most mutants.
+func (s successes) sorted(tests []string) []string {
+	return slices.SortedStableFunc(slices.Values(tests), func(a, b string) int { return s[b] - s[a] })
+}
+
+// best returns the few of the tests that noticed most mutants, if they noticed any.
+func (s successes) best(tests []string) []string {
+	tests = slices.DeleteFunc(s.sorted(tests), func(test string) bool { return s[test] == 0 })
+	return tests[:min(len(tests), mostFirst)]
 }
 
 var failedTest = regexp.MustCompile(`(?m)--- FAIL: \S+|^panic: .*`)
@@ -256,9 +271,9 @@ func runAll(t *testing.T, jobs []job, accepted map[string]string, done func(*job
 	}
 	work := func(j *job) {
 		mu.Lock()
-		first := noticed[j.script].best()
+		stages := j.stages(noticed[j.script])
 		mu.Unlock()
-		j.run(t, accepted[j.Name] != "", first)
+		j.run(t, accepted[j.Name] != "", stages)
 		mu.Lock()
 		defer mu.Unlock()
 		noticed[j.script].count(j)
@@ -379,8 +394,8 @@ func suitesOf(t *testing.T, scripts map[string]string) map[string]suite {
 	tests := slices.Sorted(maps.Keys(refs))
 	for _, test := range tests {
 		name, isTest := strings.CutPrefix(test, "lua_test.")
-		if !isTest || !regexp.MustCompile(`^(Test|Fuzz|Example)`).MatchString(name) {
-			continue
+		if !isTest || !regexp.MustCompile(`^(Test|Fuzz|Example)`).MatchString(name) || refs[test]["lua_test.runMutant"] {
+			continue // tests that run mutants themselves notice none
 		}
 		reached := reach(refs, test)
 		embedded := ""
