@@ -283,32 +283,30 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 
 // take makes the call of a part, and remembers its replies. If the server doesn't answer, the degraded modes do.
 func (p *part) take() {
-	t, err := *p.demands[0].task, error(nil)
+	t := *p.demands[0].task
 	t.kind = nil // takeAll handles unknown buckets
-	p.ok, err = attempt(&t, t.cfg.request != "", p.ask)
-	if err != nil {
+	if err := t.attempt(t.cfg.request != "", p.ask); err != nil {
 		p.degrade(err)
 		return
 	}
 	for _, d := range p.demands {
-		d.c.updateShare(d.key, &d.answer)
 		_, _ = d.rescue(d.N, &d.answer.reply) // for the next take of all
 	}
 }
 
-// ask makes the call once, and reports whether the demands were granted.
-func (p *part) ask() (ok bool, err error) {
+// ask makes the call once.
+func (p *part) ask() error {
 	first := p.demands[0]
 	if _, isLazy := first.kind.(*lazy); isLazy {
-		a, err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, whole: true})
-		if err != nil {
-			return false, err
+		err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, whole: true})
+		if err == nil {
+			first.answer = first.got
+			p.ok = first.got.reply.OK || first.got.info.shadowed()
 		}
-		first.answer = *a
-		return a.reply.OK || a.info.shadowed(), nil
+		return err
 	}
 	if err := p.open(); err != nil {
-		return false, err
+		return err
 	}
 	by := &undoable{task: first.task, undo: p.undo}
 	for _, d := range p.demands {
@@ -317,13 +315,14 @@ func (p *part) ask() (ok bool, err error) {
 	asked := time.Now()
 	ok, replies, err := p.send(by)
 	if err != nil {
-		return false, err
+		return err
 	}
+	p.ok = ok
 	for i, d := range p.demands {
 		d.c.reopen(d.kind, d.Key, &replies[i])
 		d.answer = answer{reply: replies[i], info: d.applyReply(d.N, d.Leave, &replies[i], asked)}
 	}
-	return ok, nil
+	return nil
 }
 
 // send makes the script call.

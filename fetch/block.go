@@ -214,13 +214,14 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
 	t := c.begin(budgetOf(context.Background(), &c.config.callConfig), b.key)
-	reply, err := attempt(t, false, func() (lua.LeaseReply, error) {
+	err := t.attempt(false, func() (err error) {
 		if call.Want > 0 { // a template's bucket that was full has to be refilled after this call
 			if err := t.kind.open(t, call.TTL); err != nil {
-				return lua.LeaseReply{}, err
+				return err
 			}
 		}
-		return lua.Lease(t.ctx, t, b.key, call)
+		reply, err = lua.Lease(t.ctx, t, b.key, call)
+		return err
 	})
 	c.reopen(t.kind, b.key, &lua.TakeReply{Taken: reply.Granted, Remaining: reply.Remaining, Terms: reply.Terms})
 	switch {
@@ -230,7 +231,7 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 		b.lose()
 		b.moreToTake(call.Back)
 		return reply, false
-	case answered(err): // the bucket doesn't have the block any more, or never will
+	case err != nil && causeOf(err).reach == answered: // the bucket doesn't have the block any more, or never will
 		b.call.Want = 0
 		b.lose()
 		b.rest = b.after(max(b.plan.half, leaseRest))
@@ -271,9 +272,6 @@ func (b *block) show(reply lua.LeaseReply) {
 		OK: true, Remaining: reply.Remaining, Terms: reply.Terms,
 		Refilled: lua.Refilled{Version: policy.Version{Era: reply.Era}},
 	}, now)
-	if i.share != nil {
-		i.share.record(reply.Remaining, c.consumers.now())
-	}
 	b.plan.most = min(b.rule.most, i.limit())
 	if b.id == "" {
 		b.view.Store(nil)

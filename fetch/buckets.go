@@ -251,11 +251,9 @@ func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.Ta
 	if !reply.OK && !i.pooled() && !i.divided() && asked.After(b.more) {
 		i.denied = newDenial(n, leave.Of(i.limit()), reply, now)
 	}
-	if i.share != nil {
-		c.register(key, i.share)
-	}
 	if !reply.Repeated { // a repeated reply is of an earlier time
 		b.known.Store(i)
+		c.updateShare(key, i.share, reply.Remaining)
 	}
 	return i
 }

@@ -96,7 +96,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
 	return c.call(ctx, Call{Op: OpPeek, Key: key}, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		t := c.begin(budgetOf(ctx, cfg), key)
-		reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, key) })
+		reply, err := t.peek()
 		if err != nil {
 			return Result{}, err
 		}
@@ -115,6 +115,15 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 		}
 		return r, nil
 	})
+}
+
+// peek reads what the bucket of a task holds.
+func (t *task) peek() (reply lua.PeekReply, err error) {
+	err = t.attempt(true, func() (err error) {
+		reply, err = t.kind.peek(t.ctx, t, t.key)
+		return err
+	})
+	return reply, err
 }
 
 // Stats counts what happened since the Client was made.

@@ -74,7 +74,11 @@ func (c *Client) putBack(ctx context.Context, call Call, amount int64, of *Resul
 		if of != nil && of.paid != nil {
 			back.Flow, back.Paid = of.paid.flow, min(n, of.paid.tokens)
 		}
-		reply, err := attempt(t, false, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, back) })
+		var reply lua.ReturnReply
+		err := t.attempt(false, func() (err error) {
+			reply, err = t.kind.giveBack(t.ctx, t, key, back)
+			return err
+		})
 		c.moreTokens(key)
 		if errors.Is(err, lua.ErrOtherEra) {
 			reply, err = lua.ReturnReply{Clamped: n}, nil

@@ -217,7 +217,7 @@ func (c *Client) askSchedule(t *task, at int64) *info {
 		return c.buckets.update(t.key, func(i *info) { i.steps = steps })
 	}
 	t.brief = true
-	reply, err := attempt(t, true, func() (lua.PeekReply, error) { return t.kind.peek(t.ctx, t, t.key) })
+	reply, err := t.peek()
 	if err == nil && reply.Terms != nil && reply.Next > reply.Step {
 		steps.next = steps.asked.Add(micros(reply.Next - reply.Now))
 		steps.step = micros(reply.Next - reply.Step)

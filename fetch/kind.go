@@ -97,8 +97,7 @@ func (r *refilled) replaces(t *policy.Terms) bool {
 func (r *refilled) has(era int64) bool { return era != 0 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
-	_, err := t.takes(&ask{hold: hold, whole: true})
-	return err
+	return t.takes(&ask{hold: hold, whole: true})
 }
 
 // giveBack drops the tokens if the bucket no longer exists, because then it was full.

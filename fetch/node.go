@@ -50,10 +50,7 @@ func (s *node) refuses() error {
 
 // why returns the reason for which the breaker is open, ReasonNone while it is closed.
 func (s *node) why() Reason {
-	if cause := s.breaker.Open(); cause != nil {
-		return ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, cause))
-	}
-	return ReasonNone
+	return causeOf(s.breaker.Open()).reason
 }
 
 // nodes finds the node of a key.

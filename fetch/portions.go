@@ -15,8 +15,12 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 		t.c.reopen(g.kind, g.key, &lua.TakeReply{Taken: g.taken(&reply), Remaining: reply.Remaining, Terms: reply.Terms})
 	}
 	i := g.info
-	if reply.Err == nil && (reply.Terms != nil || g.whole) {
+	switch {
+	case reply.Err != nil:
+	case reply.Terms != nil || g.whole:
 		i = t.c.applyTakes(g, &reply, t.asked)
+	default:
+		t.c.updateShare(g.key, i.share, reply.Remaining)
 	}
 	rest := portionsOf(g, &reply)
 	for _, r := range g.asks {
@@ -35,7 +39,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 // templates, and the sets that the bucket has to be entered in.
 func (t *trip) observe(g *group, reply *lua.TakesReply) {
 	if reply.Err != nil {
-		if !answered(reply.Err) && !notRun(reply.Err) {
+		if causeOf(reply.Err).reach == lost {
 			t.c.stats.lost.Add(g.total)
 		}
 		return

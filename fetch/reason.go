@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/redis/go-redis/v9"
 
@@ -49,51 +50,96 @@ func (r Reason) String() string {
 // errorCodes are the words that open an error of Redis. Some show that the server itself is in no state to serve; the
 // others are about what was asked, or are answered when it is asked again.
 var errorCodes = []struct {
-	code   string
-	reason Reason
-	server bool
+	code  string
+	cause cause
 }{
-	{"LOADING", ReasonLoading, true}, {"BUSY", ReasonBusy, true}, {"READONLY", ReasonReadOnly, true},
-	{"MASTERDOWN", ReasonMasterDown, true}, {"NOREPLICAS", ReasonMasterDown, true}, {"OOM", ReasonMemory, true},
-	{"MISCONF", ReasonDisk, true}, {"CLUSTERDOWN", ReasonCluster, true}, {"MOVED", ReasonCluster, false},
-	{"ASK", ReasonCluster, false}, {"TRYAGAIN", ReasonCluster, false}, {"CROSSSLOT", ReasonCluster, false},
-	{"NOSCRIPT", ReasonScript, false},
+	{"LOADING", cause{ReasonLoading, unfit}}, {"BUSY", cause{ReasonBusy, unfit}},
+	{"READONLY", cause{ReasonReadOnly, unfit}}, {"MASTERDOWN", cause{ReasonMasterDown, unfit}},
+	{"NOREPLICAS", cause{ReasonMasterDown, unfit}}, {"OOM", cause{ReasonMemory, unfit}},
+	{"MISCONF", cause{ReasonDisk, unfit}}, {"CLUSTERDOWN", cause{ReasonCluster, unfit}},
+	{"MOVED", cause{ReasonCluster, rejected}}, {"ASK", cause{ReasonCluster, rejected}},
+	{"TRYAGAIN", cause{ReasonCluster, rejected}}, {"CROSSSLOT", cause{ReasonCluster, rejected}},
+	{"NOSCRIPT", cause{ReasonScript, rejected}},
 }
 
-// refusal returns the reason of an error that Redis answered, and whether the server itself is in no state to serve.
-func refusal(err error) (why Reason, server bool) {
-	for _, c := range errorCodes {
-		if redis.HasErrorPrefix(err, c.code+" ") {
-			return c.reason, c.server
-		}
+// cause is what the error of a call shows. Whatever is done about an error follows from its cause.
+type cause struct {
+	reason Reason // ReasonNone: it is not the server's fault
+	reach  reach
+}
+
+// reach is how far a call got.
+type reach uint8
+
+const (
+	answered    reach = iota // the server answered; perhaps that it can't do this with the bucket
+	rejected                 // the server refused the call, which did not run
+	unfit                    // the server refused it because of its own state
+	unsent                   // it was not sent, which shows nothing of the server
+	unconnected              // no connection could be made
+	lost                     // it may have run, but there is no answer
+)
+
+// causeOf classifies an error. No other function does, except timedOut.
+func causeOf(err error) cause {
+	if err == nil { // before the variables, which are on the heap
+		return cause{}
 	}
-	return ReasonRefused, false
-}
-
-// ReasonOf returns why a call ended with ErrUnavailable; ReasonNone for other errors. It is where every failure of a
-// server or its connection is classified.
-func ReasonOf(err error) Reason {
 	var (
-		open    *openError
-		far     *distanceError
-		refused redis.Error
+		redisError redis.Error
+		far        *distanceError
+		open       *openError
+		socket     *net.OpError
 	)
 	switch {
-	case !errors.Is(err, ErrUnavailable):
-		return ReasonNone
+	case slices.ContainsFunc(answers, func(answer error) bool { return errors.Is(err, answer) }):
+		return cause{}
+	case errors.As(err, &redisError):
+		for _, c := range errorCodes {
+			if redis.HasErrorPrefix(redisError, c.code+" ") {
+				return c.cause
+			}
+		}
+		return cause{ReasonRefused, rejected}
 	case errors.As(err, &far):
-		return ReasonDistance
+		return cause{ReasonDistance, lost}
 	case errors.As(err, &open):
-		return open.reason
-	case starved(err):
-		return ReasonPool
-	case timedOut(err):
-		return ReasonDeadline
-	case errors.As(err, &refused):
-		why, _ := refusal(refused)
-		return why
+		return cause{open.reason, unsent}
+	case errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, engine.ErrFull):
+		return cause{ReasonPool, unsent}
+	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
+		return cause{ReasonNone, unsent}
+	case errors.Is(err, redis.ErrClosed) || errors.Is(err, context.Canceled): // noticed only before a call is sent
+		return cause{ReasonConnection, unsent}
 	}
-	return ReasonConnection
+	c := cause{ReasonConnection, lost}
+	if timedOut(err) {
+		c.reason = ReasonDeadline
+	}
+	if errors.As(err, &socket) && socket.Op == "dial" {
+		c.reach = unconnected
+	}
+	return c
+}
+
+// answers are the errors that are answers of a server, or of this package, about a bucket.
+var answers = []error{
+	lua.ErrUnknownBucket, lua.ErrMalformedBucket, lua.ErrBadReply, lua.ErrRequestReused, lua.ErrTooManyBuckets,
+	lua.ErrIDInUse, lua.ErrNotHeld, lua.ErrOtherEra, ErrLazyBucket, ErrExceedsCapacity, lua.ErrInvalidAmount,
+}
+
+// timedOut reports whether err is of a deadline, the socket's or a context's.
+func timedOut(err error) bool {
+	var timeout interface{ Timeout() bool }
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
+}
+
+// ReasonOf returns why a call ended with ErrUnavailable; ReasonNone for other errors.
+func ReasonOf(err error) Reason {
+	if !errors.Is(err, ErrUnavailable) {
+		return ReasonNone
+	}
+	return causeOf(err).reason
 }
 
 // openError is the cause of an ErrUnavailable that no call was made for.
@@ -103,81 +149,30 @@ func (e *openError) Error() string { return "not asked, since calls fail: " + e.
 
 // evidence returns how the error of a round trip counts for the server: see engine.Sender.
 func evidence(err error) error {
-	if err == nil || errors.Is(err, redis.Nil) {
+	switch causeOf(err).reach {
+	case answered, rejected:
 		return nil
-	}
-	var refused redis.Error
-	switch {
-	case errors.As(err, &refused):
-		if _, server := refusal(refused); server {
-			return err
-		}
-		return nil
-	case starved(err) || errors.Is(err, context.Canceled) || errors.Is(err, redis.ErrClosed):
+	case unsent:
 		return engine.ErrNoEvidence
 	}
 	return err
 }
 
-// answered reports whether err is an answer of the server about the bucket.
-func answered(err error) bool {
-	for _, e := range [...]error{
-		lua.ErrUnknownBucket, lua.ErrMalformedBucket, lua.ErrBadReply, lua.ErrRequestReused, lua.ErrTooManyBuckets,
-		lua.ErrIDInUse, lua.ErrNotHeld, lua.ErrOtherEra, ErrLazyBucket, ErrExceedsCapacity, lua.ErrInvalidAmount,
-	} {
-		if errors.Is(err, e) {
-			return true
-		}
-	}
-	return false
-}
-
 // failure returns the error of a call that ended. ctx is its caller's.
 func failure(ctx context.Context, err error) error {
 	if err == nil {
-		return nil // before far, which is on the heap
+		return nil
 	}
-	var far *distanceError
+	c := causeOf(err)
 	switch {
-	case answered(err) || errors.Is(err, ErrUnavailable):
+	case c.reach == answered || errors.Is(err, ErrUnavailable):
 		return err
-	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
+	case c.reason == ReasonNone: // nor an answer
 		return ErrClosed
 	case errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("fetch: %w", context.Canceled)
-	case errors.As(err, &far):
-		return fmt.Errorf("%w: %w", ErrUnavailable, far)
-	case timedOut(err) && !starved(err):
+	case c.reason == ReasonDeadline:
 		return fmt.Errorf("%w: no answer in time: %w", ErrUnavailable, context.DeadlineExceeded)
 	}
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
-}
-
-// notRun reports whether an error proves that a call did not take effect: the server refused it, or it was never sent.
-// A cancellation is noticed only before a call is sent.
-func notRun(err error) bool {
-	var (
-		refused redis.Error
-		socket  *net.OpError
-	)
-	return errors.Is(err, context.Canceled) || errors.As(err, &refused) || starved(err) ||
-		errors.Is(err, redis.ErrClosed) ||
-		errors.As(err, &socket) && socket.Op == "dial"
-}
-
-// timedOut reports whether err is of a deadline, the socket's or a context's.
-func timedOut(err error) bool {
-	var timeout interface{ Timeout() bool }
-	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
-}
-
-// starved reports whether err is of a wait for a connection.
-func starved(err error) bool {
-	return errors.Is(err, redis.ErrPoolTimeout) || errors.Is(err, redis.ErrPoolExhausted) || errors.Is(err, engine.ErrFull)
-}
-
-// unreached reports whether err is not of the server's making: it did not answer.
-func unreached(err error) bool {
-	var refused redis.Error
-	return err != nil && !answered(err) && !errors.As(err, &refused)
 }

@@ -36,8 +36,10 @@ func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 		return false, false
 	}
 	t.brief = true
-	out, err := attempt(t, false, func() (policy.Outcome, error) {
-		return lua.Refill(t.ctx, t, t.key, policy.Call{Version: reply.Version})
+	var out policy.Outcome
+	err := t.attempt(false, func() (err error) {
+		out, err = lua.Refill(t.ctx, t, t.key, policy.Call{Version: reply.Version})
+		return err
 	})
 	if err != nil {
 		return false, false // the denial is the result

@@ -80,9 +80,9 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		call.ID = rand.Text()
 	}
 	until := int64(0)
-	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() (*answer, error) {
+	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() error {
 		if err := t.kind.open(t, ttl); err != nil {
-			return nil, err
+			return err
 		}
 		kind := t.kind
 		undo := func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
@@ -95,15 +95,15 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		asked := time.Now()
 		reply, err := lua.Reserve(t.ctx, &undoable{task: t, undo: undo}, key, call)
 		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
-			return nil, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
+			return fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.reopen(kind, key, &reply.TakeReply)
 		until = reply.Until
-		info := t.applyReply(n, call.Leave, &reply.TakeReply, asked)
-		return t.answer(answer{reply: reply.TakeReply, info: info}), nil
+		t.got = answer{reply: reply.TakeReply, info: t.applyReply(n, call.Leave, &reply.TakeReply, asked)}
+		return nil
 	})
 	result, err := t.toResult(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
 	if err != nil {
@@ -164,17 +164,18 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 		return Settlement{}, err
 	}
 	t := c.begin(budgetOf(ctx, cfg), key)
-	reply, err := attempt(t, true, func() (lua.SettleReply, error) {
+	var reply lua.SettleReply
+	err := t.attempt(true, func() (err error) {
 		if asBudget(t.kind) != nil { // what was used beyond the reservation is charged to the present period
 			if err := t.kind.open(t, 0); err != nil {
-				return lua.SettleReply{}, err
+				return err
 			}
 		}
-		reply, err := settleBy(t.ctx, t, t.info, key, id, used)
+		reply, err = settleBy(t.ctx, t, t.info, key, id, used)
 		if l, ok := t.kind.(*lazy); ok && errors.Is(err, lua.ErrUnknownBucket) {
 			err = l.open(t, 0)
 		}
-		return reply, err
+		return err
 	})
 	c.moreTokens(key)
 	if err != nil {

@@ -209,6 +209,14 @@ func (cs *consumers) ofAny() int64 {
 	return cs.most
 }
 
+// updateShare records the tokens that a bucket holds in its share, unless that is nil.
+func (c *Client) updateShare(key string, s *share, left int64) {
+	if s != nil {
+		s.record(left, c.consumers.now())
+		c.register(key, s)
+	}
+}
+
 // register has this Client count among the consumers of a bucket, and counts them, in a round trip of its own that it
 // doesn't wait for. The script of a take can't do it: while the bucket's slot of a Cluster moves, a server refuses a
 // script of which a key is missing, as that of the consumers may be.

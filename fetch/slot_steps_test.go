@@ -109,13 +109,13 @@ func TestACallWithoutADeadlineIsMadeAgainAfterALateRefusal(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		n := 0
 		busy := &task{budget: budget{ctx: t.Context()}, c: &Client{jitter: func() float64 { return 0 }}}
-		_, err := unsplit(busy, func() (int, error) {
+		err := busy.unsplit(func() error {
 			n++
 			if n > 1 {
-				return n, nil
+				return nil
 			}
 			time.Sleep(2 * splitTime)
-			return n, tryAgain{}
+			return tryAgain{}
 		})
 		require.NoError(t, err)
 		require.Equal(t, 2, n)

@@ -196,9 +196,9 @@ func (a *answer) result(k kind, now time.Time) Result {
 // askOnce puts a take with a request id to the bucket. If the caller leaves, nothing is given back: the tokens belong
 // to the request, which may be made again.
 func (t *task) askOnce(run policy.Run) *answer {
-	return t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() (*answer, error) {
+	return t.ask(run.N+run.Leave.Of(t.info.limit()), true, func() error {
 		if err := t.kind.open(t, 0); err != nil {
-			return nil, err
+			return err
 		}
 		c, cfg := t.c, t.cfg // the task may be another call's when undo is called
 		kind, key := t.kind, t.key
@@ -211,9 +211,10 @@ func (t *task) askOnce(run policy.Run) *answer {
 		asked := time.Now()
 		reply, err := lua.TakeOnceFor(t.ctx, &undoable{task: t, undo: undo}, key, flow, cfg.request, run, cfg.memory)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		c.reopen(kind, key, &reply)
-		return t.answer(answer{reply: reply, info: t.applyReply(run.N, run.Leave, &reply, asked)}), nil
+		t.got = answer{reply: reply, info: t.applyReply(run.N, run.Leave, &reply, asked)}
+		return nil
 	})
 }

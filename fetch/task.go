@@ -67,8 +67,8 @@ func (t *task) end() {
 	tasks.Put(t)
 }
 
-// do asks the bucket's server and reads the answer.
-func (t *task) do(a *ask, read func(*ask)) error {
+// do asks the bucket's server. The answer to takes is kept. The error may be the server's.
+func (t *task) do(a *ask) error {
 	if t.node.lost != nil {
 		return t.node.lost
 	}
@@ -90,22 +90,19 @@ func (t *task) do(a *ask, read func(*ask)) error {
 		return t.distance.late(time.Since(now), err)
 	}
 	t.deadline = q.PutOff(now, t.deadline, t.latest)
-	read(&r.Body)
+	refused := r.Body.err
+	if cmd := r.Body.cmd; cmd != nil {
+		refused = cmd.Err()
+	} else {
+		t.got = answer{reply: r.Body.reply, runs: r.Body.runs, info: r.Body.info}
+	}
 	q.Release(r)
-	return nil
+	t.moving = lua.IsTryAgain(refused)
+	return refused
 }
 
 // Process implements lua.Client. After an error the command must not be read, since it may be under way.
-func (t *task) Process(_ context.Context, cmd redis.Cmder) error { return t.process(&ask{cmd: cmd}) }
-
-// process sends the command of an ask.
-func (t *task) process(a *ask) error {
-	if err := t.do(a, func(*ask) {}); err != nil {
-		return err
-	}
-	t.moving = lua.IsTryAgain(a.cmd.Err())
-	return a.cmd.Err()
-}
+func (t *task) Process(_ context.Context, cmd redis.Cmder) error { return t.do(&ask{cmd: cmd}) }
 
 // undoable is a lua.Client for commands that take tokens. It sends them as its task does. If the caller leaves before
 // the reply, undo is called with the command.
@@ -117,11 +114,11 @@ type undoable struct {
 
 // Process implements lua.Client, as that of a task.
 func (u *undoable) Process(_ context.Context, cmd redis.Cmder) error {
-	return u.process(&ask{cmd: cmd, cost: u.cost, undo: u.undo})
+	return u.do(&ask{cmd: cmd, cost: u.cost, undo: u.undo})
 }
 
-// takes asks for takes of the bucket.
-func (t *task) takes(a *ask) (*answer, error) {
+// takes asks for takes of the bucket, and keeps the answer.
+func (t *task) takes(a *ask) error {
 	a.bucket = t.bucket
 	a.key = t.key
 	a.kind = t.kind
@@ -132,40 +129,32 @@ func (t *task) takes(a *ask) (*answer, error) {
 	} else {
 		a.resolve(t.info.limit())
 	}
-	var refused error
-	if err := t.do(a, func(a *ask) {
-		t.got, refused = answer{reply: a.reply, runs: a.runs, info: a.info}, a.err
-	}); err != nil {
-		return nil, err
-	}
-	t.moving = lua.IsTryAgain(refused)
-	return &t.got, refused
+	return t.do(a)
 }
 
 // attempt makes a call, unless the breaker of its server is open. If again is set, the call is idempotent and is made
 // once more when its connection fails: the reply was lost, or the call never arrived. If the time that is left is too
 // short for that, the failed connection is the error. Any call is made once more if its bucket turns out to be of a
 // template that was just published.
-func attempt[R any](t *task, again bool, call func() (R, error)) (R, error) {
-	var none R
+func (t *task) attempt(again bool, call func() error) error {
 	if err := t.node.open(t.key); err != nil {
-		return none, err
+		return err
 	}
-	r, err := unsplit(t, call)
-	if again && unreached(err) && !timedOut(err) && !errors.Is(err, engine.ErrClosed) && t.ctx.Err() == nil {
-		second, secondErr := unsplit(t, call)
-		if far := (*distanceError)(nil); !errors.As(secondErr, &far) {
-			r, err = second, secondErr
+	err := t.unsplit(call)
+	why := causeOf(err).reason
+	if again && (why == ReasonConnection || why == ReasonPool) && t.ctx.Err() == nil {
+		if second := t.unsplit(call); causeOf(second).reason != ReasonDistance {
+			err = second
 		}
 	}
 	if errors.Is(err, lua.ErrUnknownBucket) {
 		if found, readErr := t.c.templates.unknown(t); readErr != nil {
 			err = readErr
 		} else if found {
-			r, err = unsplit(t, call)
+			err = t.unsplit(call)
 		}
 	}
-	return r, failure(t.ctx, err)
+	return failure(t.ctx, err)
 }
 
 const (
@@ -179,7 +168,7 @@ const (
 
 // unsplit makes a call of a task, and makes it again while the bucket's slot moves. It stops when the task has no time
 // for another try.
-func unsplit[R any](t *task, call func() (R, error)) (R, error) {
+func (t *task) unsplit(call func() error) error {
 	if t.brief {
 		return call()
 	}
@@ -193,22 +182,22 @@ func unsplit[R any](t *task, call func() (R, error)) (R, error) {
 // whileSplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves
 // and none of them has all of its keys: nothing ran. It stops before end, by default splitTime after the first refusal,
 // or when done is closed: with the error of ctx, if that has ended.
-func whileSplit[R any](ctx context.Context, done <-chan struct{}, end time.Time, jitter func() float64,
-	call func() (R, error)) (R, error) {
+func whileSplit(ctx context.Context, done <-chan struct{}, end time.Time, jitter func() float64,
+	call func() error) error {
 	for n := 0; ; n++ {
-		r, err := call()
+		err := call()
 		if !lua.IsTryAgain(err) {
-			return r, err
+			return err
 		}
 		if end.IsZero() {
 			end = time.Now().Add(splitTime)
 		}
 		pause := timing.Doubled(splitFirst, n, splitMost)
 		if time.Until(end) < 2*pause {
-			return r, err
+			return err
 		}
 		if !timing.Sleep(done, timing.Between(jitter, pause/2, pause)) {
-			return r, cmp.Or(ctx.Err(), err)
+			return cmp.Or(ctx.Err(), err)
 		}
 	}
 }
@@ -222,15 +211,15 @@ type answer struct {
 	err    error
 }
 
-// ask puts takes to the bucket by put. If the bucket says no and its refills are overdue, they are made up for, and the
+// ask puts takes to the bucket by call. If the bucket says no and its refills are overdue, they are made up for, and the
 // takes are put to it again. want is how many tokens there must be for that to be of use.
-func (t *task) ask(want int64, again bool, put func() (*answer, error)) *answer {
-	a := t.attempt(again, put)
+func (t *task) ask(want int64, again bool, call func() error) *answer {
+	a := t.put(again, call)
 	if a.err != nil || a.reply.OK {
 		return a
 	}
 	if more, ours := t.rescue(want, &a.reply); more && t.affords(time.Duration(t.distance)) {
-		a = t.attempt(again, put) // if this fails, tokens may have been taken: the denial is no answer any more
+		a = t.put(again, call) // if this fails, tokens may have been taken: the denial is no answer any more
 		if a.err == nil && ours {
 			a.source.Kind = SourceRescued
 		}
@@ -238,31 +227,18 @@ func (t *task) ask(want int64, again bool, put func() (*answer, error)) *answer 
 	return a
 }
 
-func (t *task) attempt(again bool, put func() (*answer, error)) *answer {
-	a, err := attempt(t, again, put)
-	if err != nil {
-		return t.answer(answer{err: err})
+// put puts takes to the bucket by call, which keeps the answer.
+func (t *task) put(again bool, call func() error) *answer {
+	if err := t.attempt(again, call); err != nil {
+		t.got = answer{err: err}
 	}
-	t.c.updateShare(t.key, a)
-	return a
+	return &t.got
 }
 
 // answer keeps an answer.
 func (t *task) answer(a answer) *answer {
 	t.got = a
 	return &t.got
-}
-
-// updateShare records in the bucket's share, if it has one, the tokens that the bucket holds now.
-func (c *Client) updateShare(key string, a *answer) {
-	s := a.info.share
-	if s == nil || a.reply.Repeated {
-		return
-	}
-	s.record(a.reply.Remaining, c.consumers.now())
-	if !s.recounted.Load() {
-		c.register(key, s)
-	}
 }
 
 // askRun asks for a run of takes.
@@ -276,7 +252,7 @@ func (t *task) askRun(run policy.Run) *answer {
 	a.run = run
 	a.whole = !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
 	want := run.N + run.Leave.Of(t.info.limit())
-	return t.ask(want, false, func() (*answer, error) { return t.takes(&a) })
+	return t.ask(want, false, func() error { return t.takes(&a) })
 }
 
 // reopen opens a bucket again if the reply of a script that followed kind.open shows that the bucket was full until
@@ -311,8 +287,9 @@ func (c *Client) giveBack(key string, back lua.ReturnCall) {
 		return
 	}
 	t := c.begin(c.internalBudget(context.Background()), key)
-	reply, err := unsplit(t, func() (lua.ReturnReply, error) { return t.kind.giveBack(t.ctx, t, key, back) })
-	c.gaveBack(key, back.N, reply, err)
+	ctx, cancel := context.WithDeadline(t.ctx, t.deadline)
+	defer cancel()
+	c.giveBackBy(ctx, t, t.kind, key, back)
 }
 
 // giveBackLater is giveBack in a goroutine, for callers that Close waits for.
@@ -322,23 +299,21 @@ func (c *Client) giveBackLater(key string, back lua.ReturnCall) {
 	}
 }
 
-// giveBackBy is giveBack through a lua.Client.
+// giveBackBy is giveBack through a lua.Client, for a bucket of kind k.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, back lua.ReturnCall) {
 	end, _ := ctx.Deadline()
-	reply, err := whileSplit(ctx, ctx.Done(), end, c.jitter,
-		func() (lua.ReturnReply, error) { return k.giveBack(ctx, by, key, back) })
-	c.gaveBack(key, back.N, reply, err)
-}
-
-// gaveBack counts tokens that were given back, or could not be.
-func (c *Client) gaveBack(key string, tokens int64, reply lua.ReturnReply, err error) {
+	var reply lua.ReturnReply
+	err := whileSplit(ctx, ctx.Done(), end, c.jitter, func() (err error) {
+		reply, err = k.giveBack(ctx, by, key, back)
+		return err
+	})
 	c.moreTokens(key)
 	if err != nil {
-		c.stats.lost.Add(tokens)
+		c.stats.lost.Add(back.N)
 		return
 	}
 	c.stats.clamped.Add(reply.Clamped)
-	c.stats.returned.Add(tokens)
+	c.stats.returned.Add(back.N)
 }
 
 // errTooLate returns the error of a Wait whose tokens come after its deadline.

@@ -104,7 +104,7 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 		return false, nil
 	}
 	ts.mu.Lock()
-	fresh, err := time.Since(ts.ended) < templatesAgain && !unreached(ts.err), ts.err
+	fresh, err := time.Since(ts.ended) < templatesAgain && causeOf(ts.err).reach <= unfit, ts.err
 	ts.mu.Unlock()
 	if !fresh {
 		err = ts.refresh(t, 1)

@@ -173,7 +173,7 @@ func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 		if a.cmd == nil {
 			continue
 		}
-		if err := a.cmd.Err(); err != nil && !notRun(err) {
+		if causeOf(a.cmd.Err()).reach == lost {
 			t.c.stats.lost.Add(a.cost)
 		}
 		if !r.Answer() {

@@ -269,9 +269,8 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) (*answer, kind) {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true
-	a := t.attempt(false, func() (*answer, error) {
-		return t.takes(&ask{flow: l.flow, line: runs, whole: whole ||
-			!t.info.fresh(time.Now())})
+	a := t.put(false, func() error {
+		return t.takes(&ask{flow: l.flow, line: runs, whole: whole || !t.info.fresh(time.Now())})
 	})
 	if a.err != nil || a.reply.OK {
 		return a, t.kind
