@@ -193,7 +193,7 @@ func TestTheNamesOfStrangersAreBounded(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	createDivided(t, rdb, "acme")
-	c := newClient(t, rdb, slow())
+	c := newClient(t, rdb, slow(), WithRescue(false)) // a rescue forgets the denials
 	drain(t, c, "acme")
 	const names = 2 * mostFlowDenials
 	for i := range names {

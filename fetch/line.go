@@ -51,7 +51,6 @@ type waiter struct {
 	n          int64
 	cfg        *callConfig
 	deadline   time.Time // zero: none
-	since      time.Time // when it joined, or was last denied in degraded mode
 	verdict    chan verdict
 	in         bool
 	next, prev *waiter

@@ -14,12 +14,9 @@ import (
 // Otherwise a waiter with 50 ms beside one with 5 s would wait for 5 s for a server that is silent. The lock of the
 // lines guards the question.
 type question struct {
-	began   time.Time     // zero: none is under way
-	end     time.Time     // end of the most patient waiter's time; zero: it has no end
-	stalled time.Duration // for how long this process did not run
-	server  distance      // the server's when it began
-	due     time.Time     // when the timer fires; zero: it doesn't
-	timer   *time.Timer   // calls overdue
+	began  time.Time // zero: none is under way
+	end    time.Time // end of the most patient waiter's time; zero: it has no end
+	server distance  // the server's when it began
 }
 
 // putQuestion records that a line asks for some of its waiters, and returns the options of the call. The lock is held.
@@ -27,18 +24,15 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	if len(asked) == 0 {
 		return nil
 	}
+	l.more = false
+	l.question = question{began: time.Now(), server: c.nodes.of(l.key).distance()}
 	q := &l.question
-	q.server = c.nodes.of(l.key).distance()
 	most := asked[0].cfg
 	for _, w := range asked {
 		if d := q.timeout(w.cfg); q.timeout(most) > 0 && (d <= 0 || d > q.timeout(most)) {
 			most = w.cfg
 		}
 	}
-	l.more = false
-	q.began = time.Now()
-	q.end = time.Time{}
-	q.stalled = 0
 	if d := q.timeout(most); d > 0 {
 		q.end = q.began.Add(d)
 	}
@@ -56,63 +50,32 @@ func (q *question) timeout(cfg *callConfig) time.Duration {
 	return q.server.timeout()
 }
 
-// from returns when a waiter's time for the question under way began.
-func (q *question) from(w *waiter) time.Time {
-	if w.since.After(q.began) {
-		return w.since
-	}
-	return q.began
-}
-
-// over returns when a waiter's time for the question under way ends, if it is before the question's; otherwise zero.
-func (q *question) over(w *waiter) time.Time {
-	d := q.timeout(w.cfg)
-	if q.began.IsZero() || d <= 0 {
-		return time.Time{}
-	}
-	if over := q.from(w).Add(d + q.stalled); q.end.IsZero() || over.Before(q.end) {
-		return over
-	}
-	return time.Time{}
-}
-
-// watch sets the timer for a waiter whose time ends before the question's. The lock is held.
+// watch begins a waiter's time for the question under way, if it ends before the question's. The lock is held.
 func (c *Client) watch(l *line, w *waiter) {
-	q := &l.question
-	over := q.over(w)
-	if over.IsZero() || !q.due.IsZero() && !over.Before(q.due) {
-		return
-	}
-	q.due = over
-	if q.timer == nil {
-		q.timer = time.AfterFunc(time.Until(over), func() { c.overdue(l) })
-	} else {
-		q.timer.Reset(time.Until(over))
+	q := l.question
+	d := q.timeout(w.cfg)
+	over := time.Now().Add(d)
+	if !q.began.IsZero() && d > 0 && (q.end.IsZero() || over.Before(q.end)) {
+		time.AfterFunc(d, func() { c.overdue(l, w, q, over) })
 	}
 }
 
-// overdue answers the waiters whose time is over, as their degraded mode says. Their place in the line doesn't matter.
-// A waiter that the mode denies continues to wait. If this process did not run when the first of these times ended, all
-// waiters get the delay in addition.
-func (c *Client) overdue(l *line) {
+// overdue answers a waiter whose time for a question is over, as its degraded mode says. Its place in the line doesn't
+// matter. A waiter that the mode denies continues to wait. If this process did not run when the time ended, the waiter
+// gets the delay in addition, once and at most as much as it had.
+func (c *Client) overdue(l *line, w *waiter, q question, over time.Time) {
+	d := q.timeout(w.cfg)
+	if late := time.Since(over); late >= engine.Stall {
+		time.Sleep(min(late, d))
+	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	q, now := &l.question, time.Now()
-	if q.due.IsZero() || now.Before(q.due) {
-		return // the question has ended meanwhile
+	if !w.in || !q.began.Equal(l.question.began) {
+		return // the waiter or the question has its answer
 	}
-	if delay := now.Sub(q.due); q.stalled == 0 && delay >= engine.Stall {
-		q.stalled = delay
-	}
-	q.due = time.Time{}
-	for w := l.first; w != nil; w = w.next {
-		if over := q.over(w); !over.IsZero() && !now.Before(over) {
-			err := failure(context.Background(), q.server.late(now.Sub(q.from(w)), engine.ErrNoAnswer))
-			if _, delivered := c.deliverDegraded(l, w, err); delivered {
-				continue
-			}
-			w.since = now
-		}
+	silent := d + time.Since(over)
+	err := failure(context.Background(), q.server.late(silent, engine.ErrNoAnswer))
+	if _, delivered := c.deliverDegraded(l, w, err); !delivered {
 		c.watch(l, w)
 	}
 }
@@ -149,12 +112,4 @@ func (c *Client) deliverDegraded(l *line, w *waiter, err error) (a answer, deliv
 	l.remove(w)
 	w.verdict <- v
 	return a, true
-}
-
-// stop ends the question. The lock is held.
-func (q *question) stop() {
-	q.began, q.due = time.Time{}, time.Time{}
-	if q.timer != nil {
-		q.timer.Stop()
-	}
 }

@@ -61,7 +61,7 @@ func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConf
 		return verdict{err: ErrClosed}
 	}
 	defer c.life.leave()
-	w := &waiter{n: n, cfg: cfg, since: time.Now(), verdict: make(chan verdict, 1), in: true}
+	w := &waiter{n: n, cfg: cfg, verdict: make(chan verdict, 1), in: true}
 	w.deadline, _ = ctx.Deadline()
 	l, err := c.join(key, w)
 	if err != nil {
@@ -213,7 +213,7 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused lua.ReturnCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.question.stop()
+	l.question.began = time.Time{}
 	if ReasonOf(a.err) != ReasonNone {
 		c.degradedLine(l, asked, a.err)
 		return unused

@@ -637,6 +637,22 @@ func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
 	require.Less(t, time.Since(began), patience/2)
 }
 
+// A process that was stopped when the time of a waiter ended reads the reply first, which came meanwhile.
+func TestAWaiterGetsTheTimeForWhichItsProcessWasStopped(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := newFake(map[string]policy.Policy{"checkout": hourly(5)})
+		c := newClient(t, f)
+		require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
+		f.trip = 100 * time.Millisecond
+		answered := make(chan error, 1)
+		go func() { answered <- errOf(c.Wait(t.Context(), "checkout", 1, WithTimeout(time.Minute))) }()
+		synctest.Wait()
+		l := c.buckets.find("checkout").lines.Load().of[0]
+		c.overdue(l, l.first, l.question, time.Now().Add(-2*f.trip))
+		require.NoError(t, <-answered)
+	})
+}
+
 func TestTokensForAWaiterWhoseTimeIsOverGoBack(t *testing.T) {
 	for _, later := range []bool{false, true} { // the bucket begins anew before they do
 		t.Run(fmt.Sprint("later era ", later), func(t *testing.T) { testTokensForAWaiterGoBack(t, later) })
