@@ -209,8 +209,8 @@ func (b *bucket) yield(flow string) {
 	}
 }
 
-// missed counts a take, for a flow, that was put to the bucket itself and got n tokens. A denial, with n 0, is no use of
-// a block: one that counted would keep a block that has the tokens which the take lacks.
+// missed counts a take, for a flow, that was put to the bucket itself and got n tokens. A denial, with n 0, is no use
+// of a block: one that counted would keep a block that has the tokens which the take lacks.
 func (ls *leases) missed(key, flow string, n int64) {
 	b := ls.c.buckets.find(key)
 	if blk := b.blockOf(flow); blk != nil {

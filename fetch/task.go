@@ -211,8 +211,8 @@ type answer struct {
 	err    error
 }
 
-// ask puts takes to the bucket by call. If the bucket says no and its refills are overdue, they are made up for, and the
-// takes are put to it again. want is how many tokens there must be for that to be of use.
+// ask puts takes to the bucket by call. If the bucket says no and its refills are overdue, they are made up for, and
+// the takes are put to it again. want is how many tokens there must be for that to be of use.
 func (t *task) ask(want int64, again bool, call func() error) *answer {
 	a := t.put(again, call)
 	if a.err != nil || a.reply.OK {
