@@ -813,6 +813,8 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 		err := call(replica)
 		require.True(t, redis.HasErrorPrefix(err, "READONLY"), "%s: %v", name, err)
 	}
+	_, err = lua.LazyPeek(ctx, replica, "user:1", &lazy, 100)
+	require.NoError(t, err, "a peek writes nothing")
 	// A master that lost its replicas may not write if min-replicas-to-write is set: another one may be master by now.
 	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "9").Err())
 	for name, call := range calls {

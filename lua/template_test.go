@@ -699,3 +699,49 @@ func TestLazyTakesTogetherAreThoseOneByOne(t *testing.T) {
 		require.Equal(t, left, together.Remaining)
 	}
 }
+
+// The numbers are written by hand.
+func TestWhatALazyBucketAnswers(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	m.SetTime(time.UnixMicro(embeddedNow))
+	terms := func(capacity int64, rate policy.Rate) policy.Terms {
+		p := policy.Policy{Capacity: capacity, Rate: rate, Interval: time.Second}
+		return policy.Template{Policy: p}.Terms(policy.Fence{Epoch: 7})
+	}
+	template := terms(10, policy.PerSecond(1))
+	peek, err := lua.LazyPeek(ctx, rdb, "user:1", &template, 4)
+	require.NoError(t, err)
+	require.EqualValues(t, 10, peek.Remaining)
+	require.Zero(t, peek.Runs[0].Wait, "there are 4 tokens")
+	runs := []policy.Run{{N: 6, Count: 1}, {N: 6, Count: 1}, {N: 20, Count: 1}}
+	took, err := lua.LazyTake(ctx, rdb, "user:1", &template, runs, false)
+	require.NoError(t, err)
+	require.Equal(t, []lua.RunReply{{Taken: 1}, {Wait: 2 * time.Second}, {Wait: -time.Microsecond}}, took.Runs)
+
+	require.NoError(t, lua.Load(ctx, rdb))
+	returned, err := rdb.Do(ctx, "EVALSHA", lua.LazySHA(), 1, lua.LazyKey("user:1"), -1, 0, template.Tokens, template.Per,
+		template.Capacity, 5, 1, 0).Slice()
+	require.NoError(t, err)
+	require.Equal(t, []any{int64(1), int64(9), int64(1_000_000), embeddedNow, ""}, returned, "5 of 6 came back")
+
+	own := terms(30, policy.Rate{Tokens: 2, Per: 3 * time.Second})
+	_, err = lua.SetOverride(ctx, rdb, "user:2", own, template, policy.EnforceLazy)
+	require.NoError(t, err)
+	took, err = lua.LazyTake(ctx, rdb, "user:2", &template, []policy.Run{{N: 1, Count: 30, UpTo: true}}, false)
+	require.NoError(t, err)
+	require.EqualValues(t, 30, took.Terms.Capacity)
+	full := 15 * time.Second // 10 tokens of 30, at 2 in 3 seconds
+	require.NoError(t, lua.LazyReturn(ctx, rdb, "user:2", &template, 20))
+	peek, err = lua.LazyPeek(ctx, rdb, "user:2", &template, 1)
+	require.NoError(t, err)
+	require.Equal(t, full, peek.Reset)
+
+	require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:3"), "1 1 30 2 3000000 ", 0).Err())
+	peek, err = lua.LazyPeek(ctx, rdb, "user:3", &template, 1)
+	require.NoError(t, err)
+	require.Nil(t, peek.Terms, "the override is of a bucket that is refilled")
+	require.EqualValues(t, 10, peek.Remaining)
+}
