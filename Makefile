@@ -242,7 +242,7 @@ run-test:
 	go vet ./...
 	scripts/check-fetch-deps.sh
 	@$(MAKE) --no-print-directory -j2 run-test-plain run-test-race
-	@$(MAKE) --no-print-directory simulate SCHEDULES=2000 POOL_SCHEDULES=20
+	@$(MAKE) --no-print-directory simulate SCHEDULES=1000 POOL_SCHEDULES=20
 
 # At once, because both wait for half of their time.
 .PHONY: run-test-plain run-test-race
