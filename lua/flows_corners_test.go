@@ -514,6 +514,27 @@ func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 	})
 }
 
+// The record of a block says for how many of its tokens the flow did not pay. Of a bucket without a plan, all of them.
+func TestABlockOfAFlowWithoutAPlanIsNotPaidFor(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		call := lua.LeaseCall{ID: "block", Seq: 1, Want: 5, TTL: time.Minute, Flow: divide("x")}
+		lease := func() string {
+			_, err := lua.Lease(ctx, rdb, "b", call)
+			require.NoError(t, err)
+			text, err := rdb.HGet(ctx, lua.OutstandingKey("b"), "block").Result()
+			require.NoError(t, err)
+			return text
+		}
+		require.Regexp(t, `^1 5 \d+ \d+ 1 5 0 5$`, lease())
+		require.NoError(t, planned(ctx, rdb, "b", listing(2)))
+		call.Seq, call.Keep, call.Want = 2, 3, 0
+		require.Regexp(t, `^1 3 \d+ \d+ 2 0 0 3$`, lease(), "two were spent, and none was asked for")
+	})
+}
+
 // A table without room for an unlisted flow still limits its lease calls: the flow is counted by its team.
 func TestLeaseCallsOfAFlowThatIsNotCountedLeaveTheFloor(t *testing.T) {
 	t.Parallel()

@@ -64,9 +64,7 @@ if q and ARGV[3] == '1' then
   local units = max(0, full - lacks)
   local due = units % old.per -- of the next token
   local held, carry = carried(old, q, (units - due) / old.per, due)
-  held = min(held, q.capacity)
-  if held == q.capacity then carry = 0 end -- a full bucket is owed nothing
-  store_ahead(KEYS[5], now, q.tokens, (q.capacity - held) * q.per - carry)
+  store_ahead(KEYS[5], now, q.tokens, max(0, (q.capacity - held) * q.per - carry))
   if held < q.capacity then kind, left = 2, held end
 end
 if given ~= '' then

@@ -206,6 +206,7 @@ func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 		require.NoError(t, err)
 		full := tc.want == tc.own.Capacity
 		require.Equal(t, !full, reply.Exists, "case %d", i)
+		require.Equal(t, !full, rdb.Exists(ctx, lua.LazyKey(key)).Val() == 1, "case %d", i)
 		if !full {
 			require.Equal(t, tc.want, reply.Tokens, "case %d", i)
 		}

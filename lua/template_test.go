@@ -726,15 +726,19 @@ func TestWhatALazyBucketAnswers(t *testing.T) {
 		template.Capacity, 5, 1, 0).Slice()
 	require.NoError(t, err)
 	require.Equal(t, []any{int64(1), int64(9), int64(1_000_000), embeddedNow, ""}, returned, "5 of 6 came back")
+	denied, err := rdb.Do(ctx, "EVALSHA", lua.LazySHA(), 1, lua.LazyKey("user:1"), 1, 0, template.Tokens, template.Per,
+		template.Capacity, 20, 1, 0).Slice()
+	require.NoError(t, err)
+	require.Equal(t, []any{int64(0), int64(9), int64(1_000_000), embeddedNow, "", int64(0), int64(-1)}, denied)
 
-	own := terms(30, policy.Rate{Tokens: 2, Per: 3 * time.Second})
+	own := terms(30, policy.Rate{Tokens: 3, Per: 2 * time.Second})
 	_, err = lua.SetOverride(ctx, rdb, "user:2", own, template, policy.EnforceLazy)
 	require.NoError(t, err)
 	took, err = lua.LazyTake(ctx, rdb, "user:2", &template, []policy.Run{{N: 1, Count: 30, UpTo: true}}, false)
 	require.NoError(t, err)
 	require.EqualValues(t, 30, took.Terms.Capacity)
-	full := 15 * time.Second // 10 tokens of 30, at 2 in 3 seconds
-	require.NoError(t, lua.LazyReturn(ctx, rdb, "user:2", &template, 20))
+	full := 6 * time.Second // for 9 tokens, at 3 in 2 seconds
+	require.NoError(t, lua.LazyReturn(ctx, rdb, "user:2", &template, 21))
 	peek, err = lua.LazyPeek(ctx, rdb, "user:2", &template, 1)
 	require.NoError(t, err)
 	require.Equal(t, full, peek.Reset)
