@@ -492,3 +492,17 @@ func TestAReservationIsOverAtTheInstantOfItsEnd(t *testing.T) {
 		require.ErrorIs(t, err, want, "%d µs before its end", left)
 	}
 }
+
+// An index has at most 14 digits, also after the refill that adds one to it.
+func TestAnIndexHasAtMost14Digits(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeCase(ctx, t, rdb, "b", 100)
+		for index, want := range map[string]error{"99999999999998": nil, "99999999999999": lua.ErrMalformedBucket} {
+			require.NoError(t, rdb.Set(ctx, lua.IndexKey("b"), index, 0).Err())
+			_, err := lua.Refill(ctx, rdb, "b", policy.Call{})
+			require.ErrorIs(t, err, want, index)
+		}
+	})
+}
