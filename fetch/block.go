@@ -224,24 +224,35 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 		return err
 	})
 	c.reopen(t.kind, b.key, &lua.TakeReply{Taken: reply.Granted, Remaining: reply.Remaining, Terms: reply.Terms})
+	if err != nil {
+		b.failed(&call, err)
+		return reply, false
+	}
+	b.apply(&call, &reply)
+	return reply, true
+}
+
+// failed applies the error of a call.
+func (b *block) failed(call *lua.LeaseCall, err error) {
 	switch {
 	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0:
 		// an earlier attempt was done, and the block ended with it
 		b.call.Back = 0
 		b.lose()
 		b.moreToTake(call.Back)
-		return reply, false
-	case err != nil && causeOf(err).reach == answered: // the bucket doesn't have the block any more, or never will
+	case causeOf(err).reach == answered: // the bucket doesn't have the block any more, or never will
 		b.call.Want = 0
 		b.lose()
 		b.rest = b.after(max(b.plan.half, leaseRest))
-		return reply, false
-	case err != nil:
+	default:
 		b.again, b.retry = true, b.after(leaseRetry)
-		return reply, false
 	}
+}
+
+// apply applies the reply to a call.
+func (b *block) apply(call *lua.LeaseCall, reply *lua.LeaseReply) {
 	b.call = nil
-	c.stats.clamped.Add(reply.Clamped)
+	b.ls.c.stats.clamped.Add(reply.Clamped)
 	b.left.Add(reply.Granted)
 	b.plan.add(b.ls.now(), reply.Granted, call.Want)
 	b.until = b.sent + b.rule.hold + leaseGrace - leaseMargin
@@ -255,7 +266,6 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	case reply.Granted < call.Want: // the bucket has no more until the next refill
 		b.rest = b.after(min(b.plan.half, micros(reply.Terms.Interval)))
 	}
-	return reply, true
 }
 
 // moreToTake wakes the waiters of the Client after n tokens went back to the bucket.

@@ -215,7 +215,7 @@ func (l *line) askAgain() {
 	timing.Signal(l.again)
 }
 
-// remove removes a waiter from its line. If it was the last one, it ends the line. The lock is held.
+// remove removes a waiter from its line. If it was the last one, it closes the line. The lock is held.
 func (l *line) remove(w *waiter) {
 	w.in = false
 	l.waiters.Add(-1)
@@ -231,14 +231,20 @@ func (l *line) remove(w *waiter) {
 		l.last = w.prev
 	}
 	if l.first == nil {
-		l.end()
+		l.close()
 	} else if w.prev == nil {
 		timing.Signal(l.again) // the next waiter may want less
 	}
 }
 
-// end removes an empty line and makes the lines behind it ask at once. The lock is held.
-func (l *line) end() {
+// end ends the wait of a waiter with a verdict. The lock is held.
+func (l *line) end(w *waiter, v verdict) {
+	l.remove(w)
+	w.verdict <- v
+}
+
+// close removes an empty line and makes the lines behind it ask at once. The lock is held.
+func (l *line) close() {
 	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
 	timing.Signal(l.again)
 	for _, other := range l.of {

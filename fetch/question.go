@@ -99,17 +99,9 @@ func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 // deliverDegraded delivers the answer of the degraded mode to a waiter, unless it is a denial. The lock is held.
 func (c *Client) deliverDegraded(l *line, w *waiter, err error) (a answer, delivered bool) {
 	a = c.degraded(l.key, policy.Run{N: w.n, Count: 1, Leave: l.leave}, err)
-	v := verdict{err: a.err}
-	switch {
-	case a.err != nil:
-	case a.reply.OK, a.info.shadowed():
-		v.result = c.shadow(a.result(nil, time.Time{}), a.info, w.n)
-	case a.info.exceeded(l.key, w.n, l.leave) != nil:
-		v.err = a.info.exceeded(l.key, w.n, l.leave)
-	default:
-		return a, false
+	v, over := c.verdict(l, w, &a, nil, time.Time{})
+	if over {
+		l.end(w, v)
 	}
-	l.remove(w)
-	w.verdict <- v
-	return a, true
+	return a, over
 }

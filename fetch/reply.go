@@ -27,44 +27,60 @@ func (t *trip) read(call *scriptCall) {
 	}
 	err := call.cmd.Err()
 	switch {
-	case err == nil: // spares allocations
-	case lua.IsNoScript(err) && !call.text:
-		t.text = true
-		call.loaded(t.s).Store(false)
-		return
-	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1:
-		// Nothing ran. Separate calls show which keys are forbidden.
-		for _, g := range call.groups {
-			g.isolated = true
+	case err != nil: // separate, which spares allocations
+		if t.readRefusal(call, err) {
+			return
 		}
-		return
-	case lua.IsTryAgain(err) && t.retryWhileMoving(call): // nothing ran
-		return
-	case redis.HasErrorPrefix(err, "NOPERM "):
-		t.c.buckets.obtain(call.groups[0].key).refused.claim(isolatedFor, time.Now())
-	}
-	if call.text && err == nil && !call.lazy() {
+	case call.text && !call.lazy():
 		call.loaded(t.s).Store(true)
 	}
 	replies, err := call.replies(err)
 	for i, g := range call.groups {
-		switch {
-		case err != nil:
+		if err != nil {
 			t.answer(g, lua.TakesReply{Err: err})
-		case call.byFlow && g.retryOpened(&replies[i]):
-		case replies[i].Missed:
-			g.whole = true
-		case replies[i].Schedule != "":
-			t.reschedule(g, replies[i].Schedule)
-		case replies[i].Ended:
-			t.sweep(g)
-		case !call.byFlow && call.words[i].Existing && errors.Is(replies[i].Err, lua.ErrUnknownBucket):
-			t.create(g)
-		case g.opensFirst && !g.slotMoves && replies[i].Err == nil:
-			t.applyOpened(g, &replies[i])
-		default:
-			t.answer(g, replies[i])
+		} else {
+			t.readReply(call, i, &replies[i])
 		}
+	}
+}
+
+// readRefusal reports whether the groups of a call that ended with an error go into another round trip. Nothing ran.
+func (t *trip) readRefusal(call *scriptCall, err error) (again bool) {
+	switch {
+	case lua.IsNoScript(err) && !call.text:
+		t.text = true
+		call.loaded(t.s).Store(false)
+		return true
+	case redis.HasErrorPrefix(err, "NOPERM ") && len(call.groups) > 1: // separate calls show which keys are forbidden
+		for _, g := range call.groups {
+			g.isolated = true
+		}
+		return true
+	case redis.HasErrorPrefix(err, "NOPERM "):
+		t.c.buckets.obtain(call.groups[0].key).refused.claim(isolatedFor, time.Now())
+	case lua.IsTryAgain(err):
+		return t.retryWhileMoving(call)
+	}
+	return false
+}
+
+// readReply answers the nth group of a call, or leaves it for another round trip.
+func (t *trip) readReply(call *scriptCall, n int, reply *lua.TakesReply) {
+	g := call.groups[n]
+	switch {
+	case call.byFlow && g.retryOpened(reply):
+	case reply.Missed:
+		g.whole = true
+	case reply.Schedule != "":
+		t.reschedule(g, reply.Schedule)
+	case reply.Ended:
+		t.sweep(g)
+	case !call.byFlow && call.words[n].Existing && errors.Is(reply.Err, lua.ErrUnknownBucket):
+		t.create(g)
+	case g.opensFirst && !g.slotMoves && reply.Err == nil:
+		t.applyOpened(g, reply)
+	default:
+		t.answer(g, *reply)
 	}
 }
 

@@ -80,30 +80,9 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		call.ID = rand.Text()
 	}
 	until := int64(0)
-	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() error {
-		if err := t.kind.open(t, ttl); err != nil {
-			return err
-		}
-		kind := t.kind
-		undo := func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
-			if cfg.reservation == "" { // no other caller has the id: if this one leaves, it ends
-				c.cancelLate(ctx, by, key, call.ID)
-			} else if reply, err := lua.Reserve(ctx, replayed{cmd}, key, call); err == nil {
-				c.reopen(kind, key, &reply.TakeReply)
-			}
-		}
-		asked := time.Now()
-		reply, err := lua.Reserve(t.ctx, &undoable{task: t, undo: undo}, key, call)
-		if errors.Is(err, lua.ErrIDInUse) && cfg.reservation == "" { // by the first try
-			return fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
-		}
-		if err != nil {
-			return err
-		}
-		c.reopen(kind, key, &reply.TakeReply)
-		until = reply.Until
-		t.got = answer{reply: reply.TakeReply, info: t.applyReply(n, call.Leave, &reply.TakeReply, asked)}
-		return nil
+	a := t.ask(n+call.Leave.Of(t.info.limit()), true, func() (err error) {
+		until, err = t.askReservation(call)
+		return err
 	})
 	result, err := t.toResult(a, policy.Run{N: n, Count: 1, Leave: cfg.leave})
 	if err != nil {
@@ -118,6 +97,33 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		r.share = t.info.share
 	}
 	return r, nil
+}
+
+// askReservation asks for a reservation, keeps the answer and returns when the reservation ends; 0 if it was denied.
+func (t *task) askReservation(call lua.ReserveCall) (until int64, err error) {
+	if err := t.kind.open(t, call.TTL); err != nil {
+		return 0, err
+	}
+	c, kind, key := t.c, t.kind, t.key
+	own := t.cfg.reservation == "" // no other caller has the id
+	undo := func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
+		if own { // if this caller leaves, the reservation ends
+			c.cancelLate(ctx, by, key, call.ID)
+		} else if reply, err := lua.Reserve(ctx, replayed{cmd}, key, call); err == nil {
+			c.reopen(kind, key, &reply.TakeReply)
+		}
+	}
+	asked := time.Now()
+	reply, err := lua.Reserve(t.ctx, &undoable{task: t, undo: undo}, key, call)
+	if errors.Is(err, lua.ErrIDInUse) && own { // by the first try
+		return 0, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
+	}
+	if err != nil {
+		return 0, err
+	}
+	c.reopen(kind, key, &reply.TakeReply)
+	t.got = answer{reply: reply.TakeReply, info: t.applyReply(call.N, call.Leave, &reply.TakeReply, asked)}
+	return reply.Until, nil
 }
 
 // cancelLate ends a reservation after its caller has left. If that fails its tokens go back when its time is over.

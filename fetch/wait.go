@@ -155,8 +155,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		}
 		due := l.untilDue(w.n, l.leave)
 		if due != Never && due > left {
-			l.remove(w)
-			w.verdict <- verdict{err: errTooLate(w.n, l.key, due, left)}
+			l.end(w, verdict{err: errTooLate(w.n, l.key, due, left)})
 			continue
 		}
 		pause = due
@@ -225,36 +224,16 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		for run < len(runs)-1 && served == runs[run].Count {
 			run, served = run+1, 0
 		}
-		v := verdict{err: a.err}
-		granted := a.err == nil && (a.reply.OK || served < a.runs[run].Taken)
-		one := answer{reply: lua.TakeReply{OK: granted}, info: a.info}
-		if granted {
-			one.reply.Taken = w.n
-			left -= w.n
-			switch {
-			case a.runs != nil:
-				one.reply.Paid = paidOf(w.n, a.runs[run], served)
-			case a.reply.Paid > 0:
-				one.reply.Paid = w.n
-			}
-		}
-		one.reply.Remaining = left
-		switch {
-		case a.err != nil:
-		case granted, a.info.shadowed():
-			v.result = one.result(k, now)
-			v.result.paid = one.payment(l.flow)
-			v.result = c.shadow(v.result, a.info, w.n)
-		case a.info.exceeded(l.key, w.n, l.leave) != nil:
-			v.err = a.info.exceeded(l.key, w.n, l.leave)
-		default:
+		one := a.one(run, served, w.n, left)
+		v, over := c.verdict(l, w, &one, k, now)
+		if !over {
 			return unused // none is served behind one that isn't
 		}
 		served++
+		left = one.reply.Remaining
 		if w.in {
-			l.remove(w)
-			w.verdict <- v
-		} else if granted { // it left meanwhile, or its time was over
+			l.end(w, v)
+		} else if one.reply.OK { // it left meanwhile, or its time was over
 			back := backOf(&one.reply, a.info, l.flow)
 			back.N += unused.N
 			back.Paid += unused.Paid
@@ -262,6 +241,42 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		}
 	}
 	return unused
+}
+
+// one returns the part of the answer to a line that is for the nth take of a run. The take is of n tokens, and the
+// bucket had left before it.
+func (a *answer) one(run int, nth, n, left int64) answer {
+	one := answer{reply: lua.TakeReply{Remaining: left}, info: a.info, err: a.err}
+	if a.err != nil || !a.reply.OK && nth >= a.runs[run].Taken {
+		return one
+	}
+	one.reply.OK = true
+	one.reply.Taken = n
+	one.reply.Remaining -= n
+	switch {
+	case a.runs != nil:
+		one.reply.Paid = paidOf(n, a.runs[run], nth)
+	case a.reply.Paid > 0:
+		one.reply.Paid = n
+	}
+	return one
+}
+
+// verdict returns the verdict of an answer, from a bucket of kind k, for a waiter. It reports whether that ends its
+// wait, which a denial does not.
+func (c *Client) verdict(l *line, w *waiter, a *answer, k kind, now time.Time) (v verdict, over bool) {
+	v.err = a.err
+	switch {
+	case a.err != nil:
+	case a.reply.OK, a.info.shadowed():
+		v.result = a.result(k, now)
+		v.result.paid = a.payment(l.flow)
+		v.result = c.shadow(v.result, a.info, w.n)
+	default:
+		v.err = a.info.exceeded(l.key, w.n, l.leave)
+		return v, v.err != nil
+	}
+	return v, true
 }
 
 // askLine puts the takes of a line to the bucket, each in its turn, and returns how the bucket is kept, too. If the
