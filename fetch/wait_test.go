@@ -488,6 +488,22 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 	}
 }
 
+// A waiter that leaves less does not wait for one that came before it and leaves half of the bucket.
+func TestAnUrgentWaiterIsServedBeforeOneThatLeavesMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
+		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+		began := time.Now()
+		patient := make(chan error, 1)
+		go func() { patient <- errOf(c.Wait(t.Context(), "checkout", 1, WithLeavePercent(50))) }()
+		synctest.Wait()
+		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", 1)))
+		require.Less(t, time.Since(began), time.Second)
+		require.NoError(t, <-patient)
+		require.Greater(t, time.Since(began), 5*time.Second, "it leaves 50 tokens, at 10 a second")
+	})
+}
+
 // repeatedly does something again and again, until stop is called, which waits for it.
 func repeatedly(do func()) (stop func()) {
 	var over atomic.Bool
