@@ -663,8 +663,12 @@ func TestAWaiterGetsTheTimeForWhichItsProcessWasStopped(t *testing.T) {
 		answered := make(chan error, 1)
 		go func() { answered <- errOf(c.Wait(t.Context(), "checkout", 1, WithTimeout(time.Minute))) }()
 		synctest.Wait()
-		l := c.buckets.find("checkout").lines.Load().of[0]
-		c.overdue(l, l.first, l.question, time.Now().Add(-2*f.trip))
+		ls := c.buckets.find("checkout").lines.Load()
+		ls.mu.Lock()
+		l := ls.of[0]
+		w, asked := l.first, l.question
+		ls.mu.Unlock()
+		c.overdue(l, w, asked, time.Now().Add(-2*f.trip))
 		require.NoError(t, <-answered)
 	})
 }
