@@ -16,18 +16,19 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// node is where calls go together: a server that holds keys, with a queue, a breaker and connections of its own.
+// node is a server that holds keys. It has its own queue, which combines calls, and its own breaker and connections.
 type node struct {
-	lost                    error  // why there is none; nil otherwise
-	addr                    string // names the server to users; empty: it is whichever the Redis client chooses
+	lost                    error  // why no server has the key; nil if this one does
+	addr                    string // names the server to users; empty if the Redis client chooses the server
 	queue                   *engine.Queue[ask]
 	breaker                 *engine.Breaker
-	takeLoaded, takesLoaded atomic.Bool // it knows these scripts, as far as is known
+	takeLoaded, takesLoaded atomic.Bool // the server has loaded these scripts, as far as is known
 	flowsLoaded             atomic.Bool
-	probe                   atomic.Pointer[string] // a key of the server
+	probe                   atomic.Pointer[string] // a key that the server has, for probes
 }
 
-// open returns the error of a call while there is no server, or its breaker is open.
+// open returns the error of a call about a key, nil if the call may be made. It may not if no server has the key or the
+// server's breaker is open.
 func (s *node) open(key string) error {
 	if s.lost != nil {
 		return s.lost
@@ -56,19 +57,19 @@ func (s *node) why() Reason {
 // nodes finds the node of a key.
 type nodes struct {
 	c        *Client
-	bySlot   bool                 // a script call is of one slot
-	single   *node                // for all keys, or those of a Cluster whose server isn't known yet; nil for a Ring
-	cluster  *redis.ClusterClient // the Client's own
+	bySlot   bool                 // all keys of a script call must be in one slot
+	single   *node                // of all keys, or of those whose server in a Cluster isn't known yet; nil for a Ring
+	cluster  *redis.ClusterClient // made by the Client
 	ring     *redis.Ring
-	own      []io.Closer
-	slots    []mark   // by slot: it was moving a moment ago; without slots there is one
-	byClient sync.Map // *redis.Client → *node: a Cluster's masters and replicas, a Ring's shards
+	own      []io.Closer // go-redis clients that the Client closes
+	slots    []mark      // for each slot, whether it was moving a moment ago; a single one if there are no slots
+	byClient sync.Map    // *redis.Client → *node: a Cluster's masters and replicas, a Ring's shards
 }
 
-// newNodes makes the queues of a Redis client. A client of one server and a Cluster's are used by their options only:
-// calls then have connections and timeouts of their own, whatever else the Redis client does and however it is set up.
-// A Sentinel client's pool is shared, since Sentinels purge it when the master changes, and so are those of a Ring,
-// whose shards come and go. Any other client is used as it is.
+// newNodes makes the nodes of a Redis client. Of a client of one server or of a Cluster it uses only the options. Calls
+// then have connections and timeouts of their own, which depend neither on the other uses of the Redis client nor on
+// its timeouts. The pool of a Sentinel client is shared with the Redis client, since Sentinels purge it when the master
+// changes. The pools of a Ring are shared as well, because its shards come and go. Any other client is used as it is.
 func newNodes(c *Client, rdb redis.UniversalClient) *nodes {
 	ns := &nodes{c: c, bySlot: true, slots: make([]mark, lua.Slots)}
 	switch rdb := rdb.(type) {
@@ -83,7 +84,7 @@ func newNodes(c *Client, rdb redis.UniversalClient) *nodes {
 	case *redis.ClusterClient:
 		ns.cluster = redis.NewClusterClient(ns.ownClusterOptions(*rdb.Options()))
 		ns.own = append(ns.own, ns.cluster)
-		connects := func() bool { return true } // to ask for the slots
+		connects := func() bool { return true } // such a call always connects, to ask for the slots
 		ns.single = ns.add(&node{}, ns.cluster, c.config.concurrency, connects, nil)
 	case *redis.Ring:
 		ns.ring = rdb
@@ -94,14 +95,14 @@ func newNodes(c *Client, rdb redis.UniversalClient) *nodes {
 	return ns
 }
 
-// foreign reports whether a call, or a connection for it, runs code of the user's, which could hold its caller.
+// foreign reports whether a call, or a connection for it, runs code of the user, which could block the caller.
 func foreign(o *redis.Options) bool {
 	return o.CredentialsProvider != nil || o.CredentialsProviderContext != nil || o.StreamingCredentialsProvider != nil ||
 		o.OnConnect != nil || o.Limiter != nil
 }
 
-// add makes the queue of a server, of at most most calls at once. excuse reports whether calls wait for a connection.
-// If express isn't nil, lone calls are made through it by their callers.
+// add makes the breaker of a server and its queue, with at most most calls at once. excuse reports whether calls wait
+// for a connection. If express isn't nil, callers make their lone calls with it.
 func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func() bool,
 	express *engine.Express[ask]) *node {
 	s.breaker = &engine.Breaker{
@@ -115,15 +116,15 @@ func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func()
 	return s
 }
 
-// eachSocket does something to the connections of the server, unless they are the Redis client's.
+// eachSocket calls do for all Sockets of the server. There are none if the connections are the Redis client's.
 func (s *node) eachSocket(do func(*engine.Sockets)) {
 	for _, of := range s.queue.Sockets {
 		do(of)
 	}
 }
 
-// newSingle makes the queue of a client's only server. The caller of a lone call has a connection for itself, if there
-// may be two.
+// newSingle makes the node of a client of one server. If the client may have two connections, one of them is reserved
+// for lone calls, which their callers make themselves.
 func (ns *nodes) newSingle(rdb *redis.Client) *node {
 	most := ns.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
 	s := &node{addr: rdb.Options().Addr}
@@ -147,7 +148,7 @@ func (ns *nodes) newSingle(rdb *redis.Client) *node {
 	return s
 }
 
-// shared makes the queue of a server whose pool is its Redis client's. A call's deadline is its context's alone.
+// shared makes the node of a server whose pool belongs to the Redis client. Only its context limits the time of a call.
 func (ns *nodes) shared(rdb *redis.Client) *node {
 	copied := rdb.WithTimeout(0)
 	o := copied.Options()
@@ -156,7 +157,7 @@ func (ns *nodes) shared(rdb *redis.Client) *node {
 		func() bool { return rdb.PoolStats().PendingRequests > 0 }, nil)
 }
 
-// most returns how many calls may be under way to a server: no more than there may be connections.
+// most returns how many calls may be under way to a server. There are no more than there may be connections.
 func (ns *nodes) most(poolSize, maxActive int) int {
 	most := min(ns.c.config.concurrency, poolSize)
 	if maxActive > 0 {
@@ -165,14 +166,14 @@ func (ns *nodes) most(poolSize, maxActive int) int {
 	return most
 }
 
-// ended is the context of what is asked for only if it is known.
+// ended is a cancelled context. With it, go-redis returns what it already knows and sends nothing.
 var ended = func() context.Context {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	return ctx
 }()
 
-// of returns the server of a key. If there is none, lost is the reason.
+// of returns the node of a key. If no server has the key, lost of the node is the reason.
 func (ns *nodes) of(key string) *node {
 	if ns.ring != nil {
 		shard, err := ns.ring.GetShardClientForKey(key)
@@ -191,8 +192,8 @@ func (ns *nodes) of(key string) *node {
 	return ns.single
 }
 
-// nodeOf returns the node of a client of a Cluster's node, which is known since it was connected to, or of a Ring's
-// shard.
+// nodeOf returns the node of a go-redis client that belongs to a server of a Cluster or to a shard of a Ring. The node
+// of a Cluster's server exists since its client was made. The node of a shard is made if it doesn't exist yet.
 func (ns *nodes) nodeOf(client *redis.Client) *node {
 	if s, ok := ns.byClient.Load(client); ok {
 		return s.(*node)
@@ -202,8 +203,8 @@ func (ns *nodes) nodeOf(client *redis.Client) *node {
 	return s.(*node)
 }
 
-// forgetClosed forgets the nodes that have left: go-redis has closed their clients. It closes their queues later, since
-// callers may have found them a moment ago.
+// forgetClosed removes the nodes whose clients go-redis has closed, because their servers have left. It closes their
+// queues later, since callers may have found the nodes a moment ago.
 func (ns *nodes) forgetClosed() {
 	ns.byClient.Range(func(client, left any) bool {
 		if err := client.(*redis.Client).Ping(ended).Err(); !errors.Is(err, redis.ErrClosed) { // it sends nothing
@@ -219,7 +220,7 @@ func (ns *nodes) forgetClosed() {
 	})
 }
 
-// all calls do for each server.
+// all calls do for each node.
 func (ns *nodes) all(do func(*node)) {
 	if ns.single != nil {
 		do(ns.single)
@@ -244,7 +245,7 @@ func (ns *nodes) moving(group int) *mark { return &ns.slots[group] }
 // crossSlot reports whether the active sets of templates are in other slots than their buckets.
 func (ns *nodes) crossSlot() bool { return ns.bySlot }
 
-// close ends the queues and the connections when nothing is under way any more.
+// close waits until no call is under way any more, and closes the queues and the connections.
 func (ns *nodes) close() error {
 	ns.all(func(s *node) { _ = s.queue.Close(context.Background()) })
 	var errs []error
@@ -254,19 +255,20 @@ func (ns *nodes) close() error {
 	return errors.Join(errs...)
 }
 
-// callSize is more than a script's source and its arguments have, in bytes. A server that wants a password refuses the
-// first of them and closes the connection: in a second write the refusal would be lost.
+// callSize is larger than the text of any script with its arguments, in bytes, so that a call is written at once. A
+// server that requires a password refuses the first write and closes the connection. With a second write the refusal
+// would be lost.
 const callSize = 64 << 10
 
-// ownOptions makes options of a client with connections of its own: a call's deadline is its context's alone, nothing
-// is sent twice, and pools aren't waited for.
+// ownOptions returns the options of a client with connections of its own. Only its context limits the time of a call,
+// no command is sent twice, and no call waits for a pool.
 func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Options {
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
 	o.MaxRetries = -1
 	o.DialerRetries = 1
-	o.DisableIdentity = true // to say who this is would be a round trip
+	o.DisableIdentity = true // CLIENT SETINFO would cost a round trip
 	o.MaxIdleConns = 0
 	o.MinIdleConns = 0
 	o.MaxActiveConns = 0
@@ -285,8 +287,9 @@ func ownOptions(o redis.Options, conns int, sockets *engine.Sockets) *redis.Opti
 	return &o
 }
 
-// ownClusterOptions makes options of a Cluster's client that makes a server, and a client of ownOptions, of each node.
-// Nothing is read from replicas: they may be behind, and they do not send calls on for keys that have moved.
+// ownClusterOptions returns the options of a client of a Cluster. For each server that client makes a node and a
+// go-redis client with ownOptions. Nothing is read from replicas, because they may be behind and do not redirect calls
+// for keys that have moved.
 func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions {
 	most := ns.most(o.PoolSize, o.MaxActiveConns)
 	o.ReadOnly = false
@@ -295,9 +298,9 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
-	o.DialTimeout = min(o.DialTimeout, engine.FirstTime) // the slots are asked of one node after the other
+	o.DialTimeout = min(o.DialTimeout, engine.FirstTime) // go-redis asks one server after the other for the slots
 	o.MaxRetries = -1
-	if o.MaxRedirects == 0 { // none; said again it would be the default
+	if o.MaxRedirects == 0 { // the client follows none, but 0 as an option would be the default
 		o.MaxRedirects = -1
 	}
 	newClient := o.NewClient
@@ -310,6 +313,6 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 		ns.byClient.Store(client, s)
 		return client
 	}
-	o.MaintNotificationsConfig = nil // nodes have none
+	o.MaintNotificationsConfig = nil // there are none for a Cluster's servers
 	return &o
 }

@@ -9,17 +9,18 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// question is a line's call to its bucket, for some of its waiters. It may take as long as the most patient of them
-// allows. A waiter with less time does not wait for its end, and neither does one that joins the line meanwhile.
-// Otherwise a waiter with 50 ms beside one with 5 s would wait for 5 s for a server that is silent. The lock of the
-// lines guards the question.
+// question is the call that a line makes to its bucket for some of its waiters. It may take as long as the longest of
+// their timeouts. A waiter with a shorter timeout does not wait for the end of the call, and neither does a waiter that
+// joins the line during the call. Otherwise a waiter with a timeout of 50 ms beside one with 5 s would wait for a
+// silent server for 5 s. The lock of the lines guards the question.
 type question struct {
 	began  time.Time // zero: none is under way
 	end    time.Time // end of the most patient waiter's time; zero: it has no end
 	server distance  // the server's when it began
 }
 
-// putQuestion records that a line asks for some of its waiters, and returns the options of the call. The lock is held.
+// putQuestion records that a line makes a call for some of its waiters. It returns the options of the waiter with the
+// longest timeout, nil if there is no waiter. The lock is held.
 func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	if len(asked) == 0 {
 		return nil
@@ -42,7 +43,7 @@ func (c *Client) putQuestion(l *line, asked []*waiter) *callConfig {
 	return most
 }
 
-// timeout returns the time that a waiter with the options has for the question; 0: without end.
+// timeout returns how long a waiter with these options waits for the question to be answered; 0 is without limit.
 func (q *question) timeout(cfg *callConfig) time.Duration {
 	if cfg.timed {
 		return cfg.timeout
@@ -80,8 +81,8 @@ func (c *Client) overdue(l *line, w *waiter, q question, over time.Time) {
 	}
 }
 
-// degradedLine answers waiters that the bucket did not answer as their takes would be: one after the other until one is
-// denied. The lock is held.
+// degradedLine answers waiters that the bucket did not answer. Like the bucket it grants their takes one after the
+// other, until one is denied. The lock is held.
 func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 	l.denied = time.Time{}
 	for _, w := range asked {

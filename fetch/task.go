@@ -16,26 +16,27 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// task is a call about one bucket. It is a lua.Client whose commands share the call's time.
+// task is a caller's call about one bucket. It makes one or more requests. It is a lua.Client whose commands share the
+// call's budget.
 type task struct {
-	budget // began is zero once something was asked or waited for
+	budget // began is zero after the first request or pause
 
 	c      *Client
 	key    string
 	bucket *bucket
 	node   *node
 	kind   kind
-	info   *info  // what is known of the bucket
-	flow   string // for which it takes; empty also if the caller names none
-	got    answer // the last one
-	brief  bool   // what the task is for is done: no further call waits for a slot that moves
+	info   *info  // what the Client knows about the bucket
+	flow   string // the flow that it takes for; empty if the caller names none
+	got    answer // the last answer
+	brief  bool   // the rest is optional: no further call waits for a slot that moves
 	quits  bool   // calls that wait for a slot that moves end when the Client is closed
-	moving bool   // the last call was refused since the bucket's slot moves
+	moving bool   // the last call was refused because the bucket's slot moves
 }
 
 var _ lua.Client = (*task)(nil)
 
-// begin makes a task of a bucket.
+// begin makes a task for calls about a bucket.
 func (c *Client) begin(p budget, key string) *task {
 	t := c.plain(p, key)
 	t.bucket = c.buckets.find(key)
@@ -44,7 +45,7 @@ func (c *Client) begin(p budget, key string) *task {
 	return t
 }
 
-// plain makes a task for commands on a key that need not be a bucket's.
+// plain makes a task for commands on a key. The key need not be that of a bucket.
 func (c *Client) plain(p budget, key string) *task {
 	t := tasks.Get().(*task)
 	t.budget = p
@@ -58,10 +59,10 @@ func (c *Client) plain(p budget, key string) *task {
 	return t
 }
 
-// tasks are used again, empty: without, a take costs a third more.
+// tasks keeps empty tasks for reuse. Without it, a take costs a third more.
 var tasks = sync.Pool{New: func() any { return new(task) }}
 
-// end lets the task be used again. Nothing refers to it, or to its answer, any more.
+// end releases the task for reuse. Nothing may refer to the task or to its answer any more.
 func (t *task) end() {
 	*t = task{}
 	tasks.Put(t)
@@ -84,7 +85,7 @@ func (t *task) do(a *ask) error {
 		if !errors.Is(err, engine.ErrClosed) {
 			t.c.stats.abandoned.Add(1)
 		}
-		if t.moving { // the end of the last of several tries shows nothing of the distance
+		if t.moving { // a repeated try has only the rest of the time, which shows nothing about the distance
 			return err
 		}
 		return t.distance.late(time.Since(now), err)
@@ -112,7 +113,7 @@ type undoable struct {
 	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder)
 }
 
-// Process implements lua.Client, as that of a task.
+// Process implements lua.Client.
 func (u *undoable) Process(_ context.Context, cmd redis.Cmder) error {
 	return u.do(&ask{cmd: cmd, cost: u.cost, undo: u.undo})
 }
@@ -158,11 +159,12 @@ func (t *task) attempt(again bool, call func() error) error {
 }
 
 const (
-	// splitFirst is the pause after the first call that a Cluster's server refused since the bucket's slot moves. The
-	// pauses double up to splitMost, each between half of that and all.
+	// splitFirst is the longest pause after the first call that a Cluster's server refused because the bucket's slot
+	// moves. It doubles with each call, up to splitMost. The actual pause is random, and at least half as long.
 	splitFirst = 4 * time.Millisecond
 	splitMost  = 32 * time.Millisecond
-	// splitTime bounds how long a call without a deadline is made again, as the time of a reply is bounded.
+	// splitTime bounds the time for which a call without a deadline is repeated. It is as long as the engine awaits a
+	// reply.
 	splitTime = time.Minute
 )
 
@@ -205,7 +207,7 @@ func whileSplit(ctx context.Context, done <-chan struct{}, end time.Time, jitter
 // answer is the reply to a take. The task owns it; the next request overwrites it.
 type answer struct {
 	reply  lua.TakeReply
-	runs   []lua.RunReply // of a line
+	runs   []lua.RunReply // for the runs of a line
 	info   *info
 	source Source
 	err    error
@@ -235,7 +237,7 @@ func (t *task) put(again bool, call func() error) *answer {
 	return &t.got
 }
 
-// answer keeps an answer.
+// answer stores an answer in the task.
 func (t *task) answer(a answer) *answer {
 	t.got = a
 	return &t.got
@@ -256,10 +258,10 @@ func (t *task) askRun(run policy.Run) *answer {
 }
 
 // reopen opens a bucket again if the reply of a script that followed kind.open shows that the bucket was full until
-// then. Otherwise no refill might follow, since one between both calls may have removed the full bucket from the active
-// set. It also opens a bucket that turns out to be of a template that this Client does not know yet: such a take enters
-// no active set at all. If this fails, or the Client is closed, the bucket's next take that is denied or asks for the
-// policy opens it.
+// then. Otherwise no refill might follow, since a refill between both calls may have removed the full bucket from the
+// active set. It also opens a bucket that turns out to be of a template that this Client does not know yet, because a
+// take without its template does not enter the bucket in the active set. If this fails, or the Client is closed, the
+// bucket's next take that is denied or asks for the policy opens it.
 func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 	if reply.Terms == nil || !reply.Terms.Template || asBudget(k) != nil { // no refill follows a take of a budget
 		return
@@ -280,8 +282,8 @@ func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 	})
 }
 
-// giveBack returns tokens to the era in which they were taken, 0 for any. It is tried once, since a second return could
-// give back twice.
+// giveBack returns tokens to the bucket, unless the era in which they were taken has ended. An era of 0 matches any.
+// The return is tried once, since a second try could return the tokens twice.
 func (c *Client) giveBack(key string, back lua.ReturnCall) {
 	if back.N == 0 {
 		return
@@ -292,7 +294,7 @@ func (c *Client) giveBack(key string, back lua.ReturnCall) {
 	c.giveBackBy(ctx, t, t.kind, key, back)
 }
 
-// giveBackLater is giveBack in a goroutine, for callers that Close waits for.
+// giveBackLater calls giveBack in a goroutine. It may be called only from goroutines that Close waits for.
 func (c *Client) giveBackLater(key string, back lua.ReturnCall) {
 	if back.N > 0 {
 		c.life.running.Go(func() { c.giveBack(key, back) })

@@ -27,7 +27,7 @@ type trip struct {
 	asked     time.Time              // when cmds were last sent
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
-	text      bool // the server doesn't know a script
+	text      bool // scripts are sent as text, since the server doesn't know one
 	entries   []entry
 }
 
@@ -40,9 +40,9 @@ type place struct {
 
 var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[place]*scriptCall{}} }}
 
-// sender returns the function that sends a server's batches through rdb. If the tokens of a bucket probably suffice for
-// its takes, the first round trip uses only the key of the tokens. If they do not suffice, the next round trip asks the
-// bucket again, with all of its keys.
+// sender returns the function that sends a server's batches through rdb. If a bucket probably has enough tokens for its
+// takes, the first round trip uses only the key of the tokens. If it turns out to have too few, the next round trip
+// asks the bucket again, with all of its keys.
 func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 	return func(ctx context.Context, batch []*engine.Request[ask]) error {
 		t := trips.Get().(*trip)
@@ -88,7 +88,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 	g := t.last[r.Body.key]
 	if g == nil || g.kind != r.Body.kind || !g.fits(&r.Body) {
 		part := 0
-		if g != nil { // asked with all keys it is answered at once, so the next part can't overtake it
+		if g != nil { // with all keys it needs no second round trip, in which the next part could overtake it
 			part, g.whole = g.part+1, true
 		}
 		t.groups, g = extend(t.groups)
@@ -182,23 +182,24 @@ func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 	}
 }
 
-// entry is a template's bucket that has to be entered in the active set and in the set of buckets that are counted, on
-// another server.
+// entry is a bucket of a template that has to be added to two sets on another server: the active set and the set of
+// buckets that are counted.
 type entry struct {
 	template *lua.Template
 	key      string
 	till     int64 // when the bucket expires, in seconds
 }
 
-// finishUnclaimed does the work that has no waiter: it returns tokens taken for callers that left, and enters buckets
-// in sets. If an entry fails, the bucket's next take that is denied or asks for the policy makes it again.
+// finishUnclaimed does the work that has no waiter: it returns tokens taken for callers that left, and adds buckets to
+// the sets of their templates. If that fails, the bucket's next take that is denied or asks for the policy adds the
+// bucket.
 func (t *trip) finishUnclaimed() {
 	if len(t.unclaimed) == 0 && len(t.entries) == 0 {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), engine.Grace)
 	defer cancel()
-	by := engine.NewCommands(t.rdb, 1) // the same round trip for all
+	by := engine.NewCommands(t.rdb, 1) // all of them go in one round trip
 	var wg sync.WaitGroup
 	for _, r := range t.unclaimed {
 		wg.Go(func() {
@@ -216,6 +217,7 @@ func (t *trip) finishUnclaimed() {
 	}
 }
 
+// free empties the trip and keeps it for reuse.
 func (t *trip) free() {
 	for _, g := range t.groups {
 		clear(g.asks)
@@ -235,7 +237,8 @@ func (t *trip) free() {
 	trips.Put(t)
 }
 
-// extend lengthens a list by an element, the one that was there before the list was cut short if there is one.
+// extend appends an element to a list and also returns it. If the list had a further element before it was cut short,
+// extend reuses that one.
 func extend[T any](list []*T) (longer []*T, last *T) {
 	if len(list) == cap(list) || list[:len(list)+1][len(list)] == nil {
 		last = new(T)

@@ -9,29 +9,29 @@ import (
 )
 
 const (
-	// A breaker opens at a failure when at least half of the calls in a window failed. A window begins with a call and is
-	// as long as it takes for fewestCalls, at least shortest, since in a moment many calls may fail together, and at most
-	// longest. The breaker also opens when all calls failed for clearTime, if they were at least fewestClear: few callers
-	// with long timeouts make few calls.
+	// A breaker opens at a failure when at least half of the calls in a window failed. A window begins with a call. It
+	// ends when it has fewestCalls calls and is at least as old as shortest, since many calls may fail together in one
+	// moment. After longest a new window begins in any case. The breaker also opens when all calls failed for clearTime
+	// and there were at least fewestClear of them. A few callers with long timeouts make only a few calls.
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
 	fewestClear = 2
 	clearTime   = time.Second
 
-	// While calls wait for connections silence is excused for excuseTime, which begins with the first since an answer, and
-	// again after longest.
+	// While calls wait for connections, silence is excused for excuseTime. That time begins with the first silence after
+	// an answer. After longest without an answer it may begin again.
 	excuseTime = time.Second
 )
 
 var (
-	// ErrNoEvidence is what a Sender returns, or wraps, of a call that shows nothing of the server.
+	// ErrNoEvidence is returned by a Sender, possibly wrapped, for a call that shows nothing about the server.
 	ErrNoEvidence = errors.New("engine: the call was not made")
-	// ErrSilent is why a breaker is open whose server let calls go unanswered.
+	// ErrSilent is the cause for which a breaker is open if its server did not answer calls.
 	ErrSilent = fmt.Errorf("engine: the server is silent: %w", context.DeadlineExceeded)
 )
 
-// Breaker decides whether a server may be called. It judges the server only: the calls that failed there, and its
+// Breaker decides whether a server may be called. Only two facts are evidence: calls that failed at the server, and its
 // silence while it could have answered and sent nothing else. While the breaker is open, its queue probes the server.
 type Breaker struct {
 	// Patience is the least time that the server has for an answer before its silence counts. The server has longer where
@@ -39,24 +39,24 @@ type Breaker struct {
 	Patience time.Duration
 	// Probe makes a call that shows whether the server answers.
 	Probe func(ctx context.Context) error
-	// Excuse, if it isn't nil, reports that calls wait for connections, so that a call without an answer may not have been
-	// sent. Its silence is then no evidence for excuseTime, longer than a server takes to accept a connection.
+	// Excuse, if it isn't nil, reports whether calls wait for connections. If they do, a call without an answer may not
+	// have been sent, so silence is no evidence for excuseTime. That is longer than a server takes to accept a connection.
 	Excuse func() bool
 	// Silent is called when the server was silent about a call, excused or not.
 	Silent func()
-	// Changed is called when the breaker has opened, and when it is about to close. It delays the probes.
+	// Changed is called when the breaker has opened, and when it is about to close. The probes wait until it returns.
 	Changed func(open bool)
 
 	cause atomic.Pointer[error]
 
 	// The lock of the queue guards these.
-	window        uint64    // counts the windows
-	began         time.Time // the window
+	window        uint64    // the number of the current window
+	began         time.Time // when the window began
 	calls, failed int
-	excused       time.Time // since when silence is excused; zero: it wasn't since the last answer
+	excused       time.Time // since when silence is excused; zero: not since the last answer
 }
 
-// Open is why no call is to be made; nil while the breaker is closed.
+// Open returns the cause for which the breaker is open, nil while it is closed.
 func (b *Breaker) Open() error {
 	if cause := b.cause.Load(); cause != nil {
 		return *cause
@@ -92,8 +92,8 @@ func (b *Breaker) open(cause error) bool {
 	return b.cause.CompareAndSwap(nil, &cause)
 }
 
-// recordSilence counts a call that the server is silent about. It returns the window in which that counts, 0 for none,
-// and reports whether it opens the breaker.
+// recordSilence counts a call that the server is silent about. It returns the window in which the silence counts, 0 if
+// it is excused, and reports whether the breaker opens.
 func (b *Breaker) recordSilence(now time.Time) (window uint64, opens bool) {
 	b.Silent()
 	if b.Excuse != nil && b.Excuse() {
@@ -108,8 +108,9 @@ func (b *Breaker) recordSilence(now time.Time) (window uint64, opens bool) {
 	return b.window, opens
 }
 
-// recordEnd counts a call that ended with err, unless its silence was counted in a window before; if it is answered
-// after all, that is taken back. It reports whether that opens the breaker.
+// recordEnd counts a call that ended with err, and reports whether the breaker opens. If the silence of the call was
+// counted before, in the window silent, the call is not counted again. If it is answered after all, the silence counts
+// no more.
 func (b *Breaker) recordEnd(now time.Time, silent uint64, err error) bool {
 	if err == nil {
 		b.excused = time.Time{}

@@ -9,8 +9,8 @@ const (
 	// Grace is how long a reply is still awaited after its last caller has left, so that tokens without an owner can be
 	// returned.
 	Grace = time.Second
-	// mostTrip is how long a reply is awaited at most, whether or not it has callers: a connection can be dead without an
-	// error.
+	// mostTrip is the longest time for which a reply is awaited, even if callers still wait. A connection can be dead
+	// without an error.
 	mostTrip = time.Minute
 )
 
@@ -21,10 +21,10 @@ type call[T any] struct {
 	cancel    context.CancelFunc
 	waiters   int // requests with a waiting caller
 	sent      time.Time
-	deadline  deadline // of the server's silence, or of a caller who makes the call and has left
+	deadline  deadline // after which silence counts, or an abandoned call is interrupted
 	silent    uint64   // the breaker's window in which its silence counts; 0: none
-	inline    bool     // its caller makes it
-	abandoned bool     // and has left
+	inline    bool     // the caller of its only request makes it
+	abandoned bool     // that caller has left
 }
 
 func (c *call[T]) add(r *Request[T]) {
@@ -56,8 +56,8 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	}
 }
 
-// interrupt prevents sending a call without a waiting caller. If the call's own caller makes it, interrupt ends the
-// exchange as well, unless the reply has come and is being read.
+// interrupt cancels a call that has no waiting caller any more, so that it is not sent if it was not yet. If the caller
+// makes the call itself, interrupt also closes the connection, unless the reply has come and is being read.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
 	if c.inline && !c.batch[0].unclaimed.Load() {
@@ -68,14 +68,14 @@ func (c *call[T]) interrupt(e *Express[T]) {
 func (c *call[T]) end() {
 	c.cancel()
 	for _, r := range c.batch {
-		if r.call == c { // it isn't used again yet
+		if r.call == c { // the request is not in another call yet
 			r.call = nil
 		}
 	}
 }
 
-// callContext gives go-redis the deadline of the socket, as Sender describes it. It ends only when it is cancelled.
-// Callers with an expired deadline are released by tick.
+// callContext is the context of a call. go-redis sets its deadline, which Sender describes, on the socket. The context
+// ends only when it is cancelled, because tick gives up the callers whose deadlines have passed.
 type callContext struct {
 	context.Context
 	deadline time.Time

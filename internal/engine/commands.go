@@ -26,8 +26,8 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	if err == nil {
 		return
 	}
-	// A server that refuses the connection leaves its commands without an error. Of a Ring's servers others may have
-	// answered theirs, which scripts show by their values.
+	// The commands for a server that refused the connection have no error. The other servers of a Ring may have answered
+	// their commands. A script that was answered has a value.
 	refused := !slices.ContainsFunc(cmds, func(c redis.Cmder) bool { return c.Err() != nil })
 	for _, cmd := range cmds {
 		script, ok := cmd.(interface{ Val() any })
@@ -38,10 +38,11 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 }
 
 // Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are
-// safe for concurrent use. It need not be closed: it holds nothing while nothing is asked.
+// safe for concurrent use. It need not be closed, because it holds no resources while no command is under way.
 type Commands struct{ queue *Queue[redis.Cmder] }
 
-// NewCommands makes Commands of a Redis client, which stays the caller's. At most most round trips are under way.
+// NewCommands makes Commands that use a Redis client, which they never close. At most most round trips are under way at
+// once.
 func NewCommands(rdb redis.UniversalClient, most int) *Commands {
 	return &Commands{NewQueue(func(ctx context.Context, batch []*Request[redis.Cmder]) error {
 		cmds := make([]redis.Cmder, len(batch))

@@ -3,8 +3,8 @@ package engine
 import "time"
 
 const (
-	// graceRead is how much longer a caller waits when its time is over. A reply may have come while this process did not
-	// run, and is read first.
+	// graceRead is how much longer a caller waits when its time is over. A reply that came while this process did not run
+	// can then be read.
 	graceRead = 5 * time.Millisecond
 	// Stall is the least delay of a timer that means that this process did not run.
 	Stall = time.Millisecond
@@ -18,15 +18,15 @@ type deadline struct {
 	extended bool          // it was postponed by graceRead
 }
 
-// newDeadline returns that of a wait from now until an instant; stalled is for how long this process did not run
-// before.
+// newDeadline returns the deadline of a wait from now until an instant. stalled is the value of Queue.stalled at its
+// beginning.
 func newDeadline(now, at time.Time, stalled time.Duration) deadline {
 	return deadline{at: at, stalled: stalled, most: stalled + at.Sub(now)}
 }
 
-// expireOrExtend reports whether the time is over. stalled is for how long this process did not run until now. When the
-// deadline passes for the first time, it is postponed by graceRead. It is also postponed by the time for which this
-// process did not run since the wait began, altogether by no more than the original wait.
+// expireOrExtend reports whether the time is over. stalled is the present value of Queue.stalled. When the deadline
+// passes for the first time, it is postponed by graceRead. It is also postponed by the time for which this process did
+// not run since the wait began, in total by no more than the original wait.
 func (d *deadline) expireOrExtend(now time.Time, stalled time.Duration) bool {
 	if d.at.IsZero() || now.Before(d.at) {
 		return false
@@ -44,7 +44,7 @@ func (d *deadline) expireOrExtend(now time.Time, stalled time.Duration) bool {
 	return false
 }
 
-// earlier returns the earlier of two instants, the zero time being never.
+// earlier returns the earlier of two instants, where the zero time means never.
 func earlier(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -1,37 +1,39 @@
-// Package engine brings what many goroutines ask of a server to it, together.
+// Package engine sends the requests of many goroutines to one server, in shared round trips.
 //
-// A [Queue] sends calls to one server. A caller adds its [Request] and waits. Calls depart by one rule: when no call is
-// under way, or a millisecond after the last departure, up to a number at once. A call takes along all waiting
-// requests. So over a loopback there is one call at a time, over a round trip of 20 ms there are about twenty, and no
-// request waits for others for longer than that millisecond. A goroutine of the Queue makes a call, and then the next
-// one if that may depart. If the round trip is short, the caller of a lone request makes the call itself ([Express]).
+// A caller adds its [Request] to a [Queue] and waits. A call is one round trip with all requests that wait when it
+// departs. It departs at once if no call is under way, otherwise a millisecond after the last departure if the maximum
+// is not reached. So there is one call at a time over a loopback, and about twenty over a round trip of 20 ms. A
+// goroutine of the Queue makes a call, and then the next one if that may depart. If the round trip is short, the caller
+// of a lone request makes the call itself ([Express]).
 //
 // # Time
 //
 // Each caller has its own time: it waits until its deadline or until its context is cancelled, whatever the others do.
-// One timer per Queue keeps all deadlines. Before the Queue gives up a caller it waits 5 ms more, in which a reply that
-// has arrived can be read. If this process was stopped or lacked processor time meanwhile, the caller gets that time in
-// addition, at most as much as it had at first. The timer fires every few milliseconds, so its own delay shows such a
-// stop. Goroutines that are ready when the timer fires run first. The connections of [Sockets] do the same for reads.
+// One timer per Queue enforces all deadlines. When a deadline has passed, the Queue waits 5 ms more, so that a reply
+// that has arrived can be read. If this process was stopped or lacked processor time meanwhile, the caller gets that
+// time in addition, at most as much as it had at first. The timer fires every few milliseconds, so its own delay shows
+// such a stop. Goroutines that are ready when the timer fires run first. The connections of [Sockets] extend the
+// deadlines of reads in the same way.
 //
-// A request may allow that its deadline is put off while connections are opened ([Request.Latest]): it then has its
-// whole time after the last one was opened.
+// A request may allow its deadline to be postponed while connections are opened ([Request.Latest]). Its whole time then
+// begins when the last connection was opened. Package fetch computes the deadlines.
 //
 // Package fetch decides the deadline (its budget), and the Queue enforces it when its timer fires.
 //
-// Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply that comes within
-// Grace after the last caller's time, and within a minute, is still read. Then [Request.Answer] reports to the [Sender]
-// that no caller waits.
+// Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply is still read
+// until [Grace] after the last caller's deadline, at most a minute after the departure. [Request.Answer] then reports
+// to the [Sender] that no caller waits.
 //
 // # Breaker
 //
-// A [Breaker] judges the server by two kinds of evidence: calls that the server failed, and silence. Silence is
-// evidence only if the call was under way for long enough and the server sent nothing else meanwhile. Requests that
-// wait in the Queue are no evidence, and for a second neither are those that wait for a connection. The breaker opens
-// when half of the recent calls failed. It is probed while it is open, and closes when a probe is answered.
+// A [Breaker] decides whether the server may be called. It has two kinds of evidence: failed calls and silence. Silence
+// is evidence only if the call was under way for long enough and the server sent nothing else meanwhile. Requests that
+// wait in the Queue are no evidence. Calls that wait for a connection are none during the first second. The breaker
+// opens when half of the recent calls failed. While it is open the Queue probes the server, and it closes when a probe
+// is answered.
 //
-// After a silence [Sockets] retires the connections that exist, and after a probe without an answer it closes them: the
-// network may have forgotten them without a word.
+// After a silence no further call uses the existing connections, and after a probe without an answer they are closed.
+// Otherwise calls would go on using connections that the network dropped without an error.
 //
 // The package knows nothing of buckets. [Commands] is a Queue of single Redis commands.
 package engine

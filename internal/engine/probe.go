@@ -16,7 +16,7 @@ const (
 	probeMost  = 200 * time.Millisecond
 )
 
-// opened has the server probed if the breaker has opened. The lock is held.
+// opened starts the probes if the breaker has opened. The lock is held.
 func (q *Queue[T]) opened(yes bool) {
 	if yes {
 		q.probing = true

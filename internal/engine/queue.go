@@ -10,19 +10,21 @@ import (
 )
 
 const (
-	// Trips is how many round trips a server has for an answer before its silence counts, where round trips are long.
+	// Trips is the number of round trips that a server has for an answer before its silence counts. It applies where round
+	// trips are long.
 	Trips = 4
-	// FirstTime is the least time that it has before it has answered for the first time: its distance is unknown.
+	// FirstTime is the least time that a server has for its first answer. Until then the length of a round trip is
+	// unknown.
 	FirstTime = time.Second
 	// leastSpacing is the least time between two departures while a call is under way.
 	leastSpacing = time.Millisecond
-	// mostRequests is the most requests of one call: further ones go with the next.
+	// mostRequests is the largest number of requests of one call. Further requests go with the next call.
 	mostRequests = 1024
 	// mostWaiting bounds the requests that wait for a departure.
 	mostWaiting = 1 << 16
 )
 
-// Errors of Do, beside the context's own.
+// Do returns these errors in addition to that of its context.
 var (
 	// ErrClosed is returned once Close was called.
 	ErrClosed = errors.New("engine: closed")
@@ -32,45 +34,48 @@ var (
 	ErrNoAnswer = fmt.Errorf("engine: no answer in time: %w", context.DeadlineExceeded)
 )
 
-// Sender makes one round trip for requests in their order, and calls Answer for each of them once. The error says what
-// the trip showed of the server: nil that it answers, ErrNoEvidence nothing, any other that it failed.
+// Sender makes one round trip for a batch of requests, in their order, and calls Answer once for each of them. The
+// error is evidence about the server. If it is nil, the server answers. ErrNoEvidence shows nothing about the server,
+// and any other error shows that the server failed.
 //
-// ctx's deadline is the latest of the requests' deadlines, postponed or not, plus Grace, but not after the end of the
-// breaker's patience, which is at most a minute after the departure. ctx is cancelled when no caller waits for a reply
-// any more. Requests that are not sent by then need not be sent.
+// The deadline of ctx is Grace after the last instant at which a reply has a use. That is the latest deadline of a
+// request, postponed as far as its Latest allows, or the end of the breaker's patience if that is later. The deadline
+// of ctx is at most a minute after the departure. ctx is cancelled when no caller waits for a reply any more. Requests
+// that are not sent by then need not be sent.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
-// Queue brings requests to a server. Its methods are safe for concurrent use.
+// Queue sends requests to a server. Its methods are safe for concurrent use.
 type Queue[T any] struct {
-	// Sockets are those of the connections that calls use. They are set before the first request.
+	// Sockets make the connections that calls use. The field is set before the first request.
 	Sockets []*Sockets
 
 	send     Sender[T]
-	most     int         // calls under way
+	most     int         // calls under way at once, at most
 	breaker  *Breaker    // nil: none
 	express  *Express[T] // nil: none
 	requests sync.Pool
-	trip     atomic.Int64 // rtt, for RoundTrip
+	trip     atomic.Int64 // copy of rtt, which RoundTrip reads without the lock
 
 	mu       sync.Mutex
-	ends     Request[T]    // comes before the first request that waits for a departure, and after the last one
+	ends     Request[T]    // both ends of the list of requests that wait for a departure
 	waiters  int           // requests that wait for a departure
 	calls    []*call[T]    // under way
-	departed time.Time     // the last call
+	departed time.Time     // when the last call departed
 	answered time.Time     // time of the server's last answer
 	rtt      time.Duration // round trip of the last calls; 0: not known
-	failed   bool          // the last call did
+	failed   bool          // the last call failed
 	due      time.Time     // no deadline is earlier; zero: there is none
 	timer    *time.Timer   // calls tick
-	at       time.Time     // when the timer fires; zero: it doesn't
+	at       time.Time     // when the timer fires; zero: it is not set
 	stalled  time.Duration // for how long this process did not run while callers waited, in total
 	probing  bool
 	closed   bool
-	quit     chan struct{} // closed when the queue is
-	drained  chan struct{} // closed when it is, and nothing waits or is under way
+	quit     chan struct{} // closed by Close
+	drained  chan struct{} // closed once quit is, and no request waits or is under way
 }
 
-// NewQueue makes a Queue of at most most calls at once, which are evidence for the breaker unless that is nil.
+// NewQueue makes a Queue with at most most calls under way at once. The calls are evidence for the breaker, which may
+// be nil. If express is not nil, the caller of a lone request may make its call with it.
 func NewQueue[T any](send Sender[T], most int, breaker *Breaker, express *Express[T]) *Queue[T] {
 	q := &Queue[T]{send: send, most: most, breaker: breaker, express: express,
 		quit: make(chan struct{}), drained: make(chan struct{})}
@@ -84,15 +89,16 @@ func NewQueue[T any](send Sender[T], most int, breaker *Breaker, express *Expres
 // Request makes a request for Do.
 func (q *Queue[T]) Request() *Request[T] { return q.requests.Get().(*Request[T]) }
 
-// Release takes a request back whose answer its caller has read.
+// Release returns a request for reuse. The caller has read the answer.
 func (q *Queue[T]) Release(r *Request[T]) {
 	var empty T
 	r.Body = empty
 	q.requests.Put(r)
 }
 
-// Do asks r of the server and waits for the answer until the deadline (zero: none), which is no later than that of ctx,
-// or until ctx is cancelled. After an error r must not be used any more.
+// Do sends r to the server and waits for the answer. It waits until the deadline or until ctx is cancelled. The
+// deadline is no later than that of ctx; zero is none. now is when the wait begins. After an error r must not be used
+// any more.
 func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Time) error {
 	q.mu.Lock()
 	if q.closed || q.waiters >= mostWaiting {
@@ -126,8 +132,8 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	return q.wait(ctx, r)
 }
 
-// short reports whether a lone request's caller makes its call: round trips are short, and no connection has to be
-// opened first as far as is known. The lock is held.
+// short reports whether the caller of a lone request makes its call itself. It does if round trips are short and, as
+// far as is known, no connection has to be opened first. The lock is held.
 func (q *Queue[T]) short() bool {
 	return q.express != nil && !q.failed && q.rtt > 0 && q.rtt < shortRTT
 }
@@ -135,7 +141,7 @@ func (q *Queue[T]) short() bool {
 // wait waits until a request is answered or given up.
 func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 	done := ctx.Done()
-	if done == nil { // a select costs a tenth of a take
+	if done == nil { // a select would cost a tenth of a take
 		<-r.signal
 		return q.result(ctx, r)
 	}
@@ -161,7 +167,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if r.uses != use || !r.state.CompareAndSwap(waiting, left) {
 		return
 	}
-	if c := r.call; c != nil && c.inline { // its answer is a moment away, and says what is to be given back
+	if c := r.call; c != nil && c.inline { // its answer comes in a moment, and shows what has to be returned
 		now := time.Now()
 		c.deadline, c.abandoned = newDeadline(now, now, q.stalled), true
 		q.due = earlier(q.due, now)
@@ -171,7 +177,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	q.dropped(r)
 }
 
-// result returns what became of a request that isn't waiting any more.
+// result returns the error of a request that isn't waiting any more, nil if it was answered.
 func (q *Queue[T]) result(ctx context.Context, r *Request[T]) error {
 	if r.state.Load() == answered {
 		return nil
@@ -195,8 +201,8 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 	}
 }
 
-// depart makes a call of what waits if one may depart: none is under way, or fewer than there may be and the last
-// departure was a while ago. The lock is held.
+// depart makes a call of the waiting requests, if one may depart: none is under way, or fewer than the maximum are and
+// the last departure was long enough ago. Otherwise it returns nil. The lock is held.
 func (q *Queue[T]) depart(now time.Time) *call[T] {
 	if q.waiters == 0 || len(q.calls) >= q.most || now.Sub(q.departed) < q.spacing() {
 		return nil
@@ -214,8 +220,9 @@ func (q *Queue[T]) depart(now time.Time) *call[T] {
 	return c
 }
 
-// spacing returns how long after the last departure the next one is. While the server answers more slowly than it did,
-// further calls would only wait there: they are fewer, and take along more. The lock is held.
+// spacing returns the least time between the last departure and the next one. It grows while the server answers more
+// slowly than before. Further calls would only wait at the server, so fewer of them depart, each with more requests.
+// The lock is held.
 func (q *Queue[T]) spacing() time.Duration {
 	if len(q.calls) == 0 {
 		return 0
@@ -235,8 +242,7 @@ func (q *Queue[T]) patience() time.Duration {
 	return q.atLeast(q.breaker.Patience)
 }
 
-// atLeast returns a time for the server to answer, or a longer one where round trips are long or unknown. The lock is
-// held.
+// atLeast returns d, or a longer time for an answer if round trips are long or unknown. The lock is held.
 func (q *Queue[T]) atLeast(d time.Duration) time.Duration {
 	if q.rtt == 0 {
 		return max(d, FirstTime)
@@ -292,8 +298,8 @@ func (q *Queue[T]) settle() {
 	}
 }
 
-// Close refuses further requests, and waits until those under way are answered or given up and the queue's goroutines
-// have ended, or until ctx ends. Closing again waits again.
+// Close makes the Queue refuse further requests. It waits until the earlier requests are answered or given up and the
+// Queue's goroutines have ended, or until ctx ends. A second Close waits in the same way.
 func (q *Queue[T]) Close(ctx context.Context) error {
 	q.mu.Lock()
 	if !q.closed {

@@ -26,11 +26,11 @@ type Request[T any] struct {
 	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
-	began    time.Time // the wait
+	began    time.Time // when the wait began
 	end      time.Time // its deadline as given to Do
 	deadline deadline
-	call     *call[T]    // once it is under way
-	prev     *Request[T] // of those that wait for a departure
+	call     *call[T]    // the call that sends it, once that has departed
+	prev     *Request[T] // in the list of requests that wait for a departure
 	next     *Request[T]
 	uses     uint64 // how often it was given to Do
 }

@@ -17,31 +17,30 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // Sockets makes the connections to a server. The zero value is ready. Its methods are safe for concurrent use.
 //
-// A read whose deadline has passed is tried once more, so that what arrived while this process did not run is read
-// before anybody says that the server didn't answer. A read without a deadline, as go-redis makes for the slots of a
-// Cluster, gets one.
+// A read whose deadline has passed is tried once more. Otherwise a reply that arrived while this process did not run
+// would count as missing. A read without a deadline, as go-redis makes for the slots of a Cluster, gets one.
 //
-// A connection that can't be made fails when it is written to. Otherwise go-redis would write a line to stderr, and
-// after as many failures as its pool is large it would dial no more than once a second.
+// If a connection can't be made, a dial returns one whose writes fail. Otherwise go-redis would write a line to stderr.
+// After as many failures as its pool has connections, it would also dial only once a second.
 type Sockets struct {
 	dials atomic.Int32              // under way
-	ended atomic.Pointer[time.Time] // the last dial; nil: there was none
+	ended atomic.Pointer[time.Time] // when the last dial ended; nil: there was none
 
 	mu    sync.Mutex
 	conns map[*socket]struct{}
 }
 
-// Dialer is dial with such connections.
+// Dialer returns a function that makes connections with dial and gives them the behaviour that Sockets describes.
 func (s *Sockets) Dialer(dial Dial) Dial {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		s.dials.Add(1)
 		inner, err := dial(ctx, network, addr)
 		ended := time.Now()
-		s.ended.Store(&ended) // first: a caller that sees no dial sees when it ended
+		s.ended.Store(&ended) // first: a caller that finds no dial under way then finds when it ended
 		s.dials.Add(-1)
 		if err != nil {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end
-			err = fmt.Errorf("engine: connect: %w", err) // go-redis takes one wrapper off
+			err = fmt.Errorf("engine: connect: %w", err) // go-redis unwraps it once
 		}
 		conn := &socket{Conn: inner, of: s, failed: err}
 		s.mu.Lock()
@@ -57,7 +56,8 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 // Dialing reports whether connections are being made.
 func (s *Sockets) Dialing() bool { return s.dials.Load() > 0 }
 
-// opened returns when a connection was last opened, now if one is being opened, or zero.
+// opened returns when a connection was last opened, zero if none was. While one is being opened, it returns the present
+// time.
 func (s *Sockets) opened() time.Time {
 	if s.Dialing() {
 		return time.Now()
@@ -91,7 +91,7 @@ func (s *Sockets) Drop() {
 type socket struct {
 	net.Conn
 	of       *Sockets
-	failed   error     // why there is no connection
+	failed   error     // why there is no connection; nil: there is one
 	deadline time.Time // of reads
 	retired  atomic.Bool
 }
@@ -107,7 +107,7 @@ func (c *socket) SyscallConn() (syscall.RawConn, error) {
 	return opaque{}, nil
 }
 
-// opaque is the syscall.RawConn of a connection that can't be checked, as one with TLS. It counts as alive.
+// opaque is the syscall.RawConn of a connection that can't be checked, such as one with TLS. It counts as alive.
 type opaque struct{ syscall.RawConn }
 
 // Read implements syscall.RawConn.

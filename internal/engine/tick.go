@@ -5,19 +5,19 @@ import (
 	"time"
 )
 
-// pulse is how often the timer fires while a caller waits. Its delay shows whether this process ran. If deadlines did
-// not move by that delay, 0.1 percent of the takes of 1,024 goroutines on two busy cores would fail.
+// pulse is the period of the timer while a caller waits. A delay of the timer shows that this process did not run, and
+// deadlines move by that delay. Otherwise 0.1 percent of the takes of 1,024 goroutines on two busy cores would fail.
 const pulse = 5 * time.Millisecond
 
-// tick does what is due: it has a call depart, and gives up what has waited for too long.
+// tick runs when the timer fires. It makes a call if one may depart, and gives up requests whose time is over.
 func (q *Queue[T]) tick() {
-	// The goroutine of a timer overtakes those that are ready to run, one of which may be about to take an answer in.
+	// The goroutine of a timer overtakes those that are ready to run. One of them may be about to deliver an answer.
 	runtime.Gosched()
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case <-q.drained: // while this tick waited for the lock
+	case <-q.drained: // the queue ended while this tick waited for the lock
 		return
 	default:
 	}
@@ -90,7 +90,7 @@ func (q *Queue[T]) postpone(r *Request[T], now time.Time) bool {
 	return true
 }
 
-// arm sets the timer to what is due next. The lock is held.
+// arm sets the timer to the next instant at which tick has something to do. The lock is held.
 func (q *Queue[T]) arm(now time.Time) {
 	next := q.due
 	if q.waiters > 0 && len(q.calls) < q.most {

@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// work makes a call, and then further ones as long as one may depart. A goroutine for each call costs no more than idle
-// ones that wait for the next call.
+// work makes a call, and then further ones as long as one may depart. To start a goroutine for a call costs no more
+// than to keep idle goroutines that wait for calls.
 func (q *Queue[T]) work(c *call[T]) {
 	for c != nil {
 		err := q.send(c.ctx, c.batch)
-		runtime.Gosched() // those who were answered may ask again, and go along
+		runtime.Gosched() // callers that were answered may send again, with the next call
 		c = q.next(c, err)
 	}
 }
@@ -32,7 +32,7 @@ func (q *Queue[T]) next(c *call[T], err error) *call[T] {
 func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	stop := func() bool { return true }
 	if ctx.Done() != nil {
-		use := r.uses // this may run late, when the request is another's
+		use := r.uses // leave may run late, when another caller uses the request
 		stop = context.AfterFunc(ctx, func() { q.leave(ctx, r, use) })
 	}
 	err := q.express.Send(c.ctx, c.batch)
@@ -41,7 +41,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	if state != left {
 		<-r.signal
 	}
-	if state != answered && err != nil { // the connection was closed; if there was time for an answer, expire has counted
+	if state != answered && err != nil { // the connection was closed; expire has counted a silence, if any
 		err = ErrNoEvidence
 	}
 	c = q.next(c, err)
@@ -63,7 +63,7 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	q.failed = err != nil
 	if !q.failed {
 		q.answered = now
-		switch d := now.Sub(c.sent); { // what is slow for once counts little
+		switch d := now.Sub(c.sent); { // a single slow call has little weight
 		case q.rtt == 0:
 			q.rtt = d
 		case d < q.rtt:
@@ -71,7 +71,7 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 		default:
 			q.rtt += (d - q.rtt) / 16
 		}
-		q.rtt = max(q.rtt, 1) // 0 is before the first answer
+		q.rtt = max(q.rtt, 1) // 0 would mean that there was no answer yet
 		q.trip.Store(int64(q.rtt))
 	}
 	if q.breaker != nil {
