@@ -130,7 +130,7 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	return c.toAllResult(reqs, demands, of, ok)
 }
 
-// demand is the sum of all requests of a TakeAll for one bucket, with the answer to it.
+// demand is the sum of all requests of a TakeAll for one bucket, and the answer of the bucket.
 type demand struct {
 	lua.Demand
 	*task
@@ -173,7 +173,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 		case ok && one.OK:
 			one.Taken = r.N
 			one.paid = of[i].partOf(paid, r.N)
-		case ok: // in shadow mode, or was when the request was charged
+		case ok: // the bucket is in shadow mode, or was when the request was charged
 			*one = c.admit(*one, r.N)
 		default:
 			one.Taken = 0
@@ -189,8 +189,9 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 	return all, nil
 }
 
-// partOf returns the part of the flow's payment for a demand that is for one of its requests, which is of n tokens. It
-// is nil if there is none. paid has, for each demand, the sum of the parts of earlier requests; partOf updates it.
+// partOf returns the part that one request has in the flow's payment for a demand. The request is for n tokens. The
+// part is nil if the payment does not suffice for it. paid has, for each demand, the sum of the parts of earlier
+// requests; partOf updates it.
 func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	all := d.answer.payment(d.flow)
 	if all == nil || all.tokens <= paid[d] {
@@ -245,14 +246,16 @@ func (d *demand) checkFlow(flow string) error {
 }
 
 // part has the demands of a TakeAll that share one script call. The task of the first demand makes the call. All parts
-// make their calls at once: at a round trip of 20 ms four calls need 24 ms. One after the other they need 92 ms.
+// make their calls at once. At a round trip of 20 ms, four calls then need 24 ms; one after the other they would need
+// 92 ms.
 type part struct {
 	demands []*demand
 	ok      bool // granted: taken from all buckets but those in shadow mode that have too few tokens
 	err     error
 }
 
-// split groups demands by the call that they can share. A bucket of a lazy template shares its call with none.
+// split groups demands by the call that they can share. A bucket of a lazy template shares its call with no other
+// bucket.
 func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	type place struct {
 		node *node
@@ -262,7 +265,7 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	for _, d := range demands {
 		d.task = c.begin(p, d.Key)
 		d.flow = d.forFlow
-		d.began, d.Leave = time.Time{}, d.leave(d.N) // others use their time before it does
+		d.began, d.Leave = time.Time{}, d.leave(d.N) // the time must be read again, since other calls come first
 		here := place{d.node, c.nodes.callGroup(d.Key)}
 		_, isLazy := d.kind.(*lazy)
 		sole := at[here]
@@ -281,7 +284,7 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	return parts, nil
 }
 
-// take makes the call of a part, and remembers its replies. If the server doesn't answer, the degraded modes do.
+// take makes the call of a part, and remembers its replies. If the server doesn't answer, the degraded modes decide.
 func (p *part) take() {
 	t := *p.demands[0].task
 	t.kind = nil // takeAll handles unknown buckets
@@ -391,8 +394,8 @@ func (p *part) degrade(err error) {
 	}
 }
 
-// refund returns the tokens of a TakeAll that was denied. It waits until they are returned, the caller's deadline
-// passes or its context ends; the tokens are returned in any case.
+// refund returns the tokens of a TakeAll that was denied. It waits until they are returned, until the caller's deadline
+// passes or until its context ends. The tokens are returned in any case.
 func (c *Client) refund(p budget, demands []*demand) {
 	var backs sync.WaitGroup
 	for _, d := range demands {
@@ -400,7 +403,7 @@ func (c *Client) refund(p budget, demands []*demand) {
 		tokens, degraded := a.reply.Taken, a.source.Kind == SourceFallback
 		switch {
 		case tokens == 0:
-		case !degraded && p.cfg.request == "": // tokens of a request id stay charged to it
+		case !degraded && p.cfg.request == "": // tokens that were taken with a request id stay charged
 			back := backOf(&a.reply, a.info, d.flow)
 			backs.Go(func() { c.giveBack(d.Key, back) })
 		case degraded && a.info.share != nil:

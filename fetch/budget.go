@@ -36,7 +36,7 @@ func (b *budget) within(d time.Duration) time.Time {
 	return b.deadline
 }
 
-// toNode completes the budget for calls to a server.
+// toNode completes the budget for calls to a server: a default timeout depends on the server's distance.
 func (b *budget) toNode(s *node) {
 	b.distance = s.distance()
 	if b.cfg.timed {
@@ -54,8 +54,8 @@ func (b *budget) affords(d time.Duration) bool {
 	return b.deadline.IsZero() || time.Until(b.deadline) >= d
 }
 
-// wait waits until done is closed, for a part of the budget's time. If it isn't closed by then, wait returns the
-// reason.
+// wait waits until done is closed, at most for the remaining time divided by part. If done isn't closed by then, wait
+// returns the reason.
 func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
 	var over <-chan time.Time
 	if !b.deadline.IsZero() {
@@ -73,8 +73,8 @@ func (b *budget) wait(done <-chan struct{}, part time.Duration) error {
 	}
 }
 
-// internalBudget returns the budget of a call that the Client makes for itself: the time of the timeout, at least
-// Grace.
+// internalBudget returns the budget of a call that the Client makes for itself. Its time is the Client's timeout, but
+// at least Grace.
 func (c *Client) internalBudget(ctx context.Context) budget {
 	cfg := c.config.callConfig
 	cfg.timeout = max(cfg.timeout, engine.Grace)

@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// lines are the queues of callers that wait for a bucket: one line for each pair of a flow and a Leave. In a single
-// line an urgent caller behind one that leaves half of the bucket would wait until half of the bucket is full.
+// lines are the queues of callers that wait for a bucket. There is one line for each pair of a flow and a Leave.
+// Otherwise an urgent caller behind one that leaves half of the bucket would wait until the bucket is half full.
 type lines struct {
 	waiters atomic.Int32 // callers that wait, or are about to
 
@@ -20,8 +20,8 @@ type lines struct {
 	of []*line
 }
 
-// line has waiters for a bucket, in the order of their arrival. One goroutine asks the bucket for all of them, again
-// and again until the line is empty. The mutex of lines guards it.
+// line has waiters for a bucket, in the order of their arrival. One goroutine asks the bucket for all of them, and
+// repeats that until the line is empty. The mutex of lines guards it.
 type line struct {
 	*lines
 	key         string
@@ -33,7 +33,7 @@ type line struct {
 
 	// The last denial. denied is zero if there was none, or if it no longer applies.
 	denied time.Time // when the denial was received
-	n      int64     // the denied take was of so many tokens
+	n      int64     // how many tokens the denied take wanted
 	wait   time.Duration
 	left   int64
 	at     lua.Refilled
@@ -93,9 +93,9 @@ func (ls *lines) find(flow string, leave policy.Leave) *line {
 	return nil
 }
 
-// ahead adds up the tokens wanted by the lines that a take must not overtake: lines of its flow that the bucket has
-// denied and that leave as much as the take, or less. A take of a line itself (ofLine) waits only behind lines that
-// leave less. last is the line that asked last. The lock is held.
+// ahead adds up the tokens wanted by the lines that a take must not overtake. These are the lines of its flow that the
+// bucket has denied and that leave as much as the take or less. A take of a line itself (ofLine) waits only behind
+// lines that leave less. last is the line among them that was denied last. The lock is held.
 func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of {
 		holds, leavesLess := l.holds(flow, leave)
@@ -110,16 +110,16 @@ func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int6
 	return total, last
 }
 
-// holds reports whether the line holds back takes of a flow with a leave. leavesLess reports whether its own leave is
-// less than theirs.
+// holds reports whether the line holds back takes of a flow with a leave. leavesLess reports whether the line leaves
+// less than these takes do.
 func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
 	limit := l.info.limit()
 	theirs, ours := l.leave.Of(limit), leave.Of(limit)
 	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
 }
 
-// holdTime returns for how long the line holds back a take of n tokens: for a refill interval or until twice as many
-// are refilled, whichever is longer. Otherwise takes that pass could leave the line nothing.
+// holdTime returns for how long the line holds back a take of n tokens: for a refill interval, or for the time in which
+// twice as many tokens are refilled if that is longer. Otherwise the takes that pass the line could get all tokens.
 func (l *line) holdTime(n int64) time.Duration {
 	at := l.at
 	at.Now = at.Last
@@ -163,8 +163,8 @@ func (ls *lines) dueBehind(flow string, n int64, leave policy.Leave) (due time.D
 	return last.untilDue(total+n, leave), true
 }
 
-// behind reports whether lines hold a take back, and for how long: at least a millisecond, or below 0 for ever. If
-// mayPass is set, the take is not held back when it is its turn to pass the lines.
+// behind reports whether lines hold a take back, and for how long. That is at least a millisecond; a negative value
+// means for ever. If mayPass is set, the take is not held back when it may pass the lines.
 func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
@@ -187,7 +187,7 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 }
 
 // leaves returns the tokens that a call for a take of n must leave in the bucket: those of leave and, unless the take
-// passes the lines ahead, the tokens that these lines want. It is at most the capacity less n. The lock is held.
+// passes the lines ahead, the tokens that these lines want. The sum is at most the capacity less n. The lock is held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {
@@ -254,8 +254,8 @@ func (l *line) close() {
 	}
 }
 
-// remember records the denial in an answer, from which the line computes when the tokens of its waiters are due. If the
-// answer is no denial, it forgets the last one. The lock is held.
+// remember records the denial in an answer. From it the line computes when the tokens of its waiters are due. If the
+// answer is no denial, remember removes the last one. The lock is held.
 func (l *line) remember(runs []policy.Run, a *answer) {
 	if a.err != nil || a.reply.OK || a.info.shadowed() {
 		l.denied = time.Time{}
@@ -278,7 +278,7 @@ func (l *line) remember(runs []policy.Run, a *answer) {
 	l.left = a.reply.Remaining
 	l.at = a.reply.Refilled
 	l.info = a.info
-	if a.source.Kind == SourceRescued || l.more { // the denial may be older than the tokens
+	if a.source.Kind == SourceRescued || l.more { // the bucket may have got tokens after the denial
 		l.denied = time.Time{}
 	}
 }

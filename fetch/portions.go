@@ -35,8 +35,8 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 }
 
-// observe applies the parts of a reply that concern no single take: tokens that may be lost, the version of the
-// templates, and the sets that the bucket has to be entered in.
+// observe applies the parts of a reply that concern the whole group: tokens that may be lost, the version of the
+// templates, and the sets that the bucket has to be added to.
 func (t *trip) observe(g *group, reply *lua.TakesReply) {
 	if reply.Err != nil {
 		if causeOf(reply.Err).reach == lost {
@@ -64,7 +64,7 @@ type portions struct {
 	left  int64 // tokens that the bucket had before the next take
 }
 
-// portionsOf returns the portions of a reply before the first take.
+// portionsOf returns the portions of a reply, of which no take has its portion yet.
 func portionsOf(g *group, reply *lua.TakesReply) portions {
 	return portions{g: g, reply: reply, left: reply.Remaining + g.taken(reply)}
 }

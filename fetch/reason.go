@@ -13,29 +13,29 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Reason says why a bucket's server did not answer a call.
+// Reason is the reason for which a bucket's server did not answer a call.
 type Reason uint8
 
-// Why a bucket's server did not answer.
+// The reasons for which a bucket's server did not answer.
 const (
 	ReasonNone       Reason = iota
 	ReasonDeadline          // no answer in time
 	ReasonConnection        // no connection could be made, or it failed
 	ReasonPool              // no connection was free, or too many calls waited for one
-	ReasonLoading           // LOADING: it reads its data
+	ReasonLoading           // LOADING: the server reads its data
 	ReasonBusy              // BUSY: a script or function runs too long
-	ReasonReadOnly          // READONLY: it is a replica
+	ReasonReadOnly          // READONLY: the server is a replica
 	ReasonMasterDown        // MASTERDOWN, NOREPLICAS: replication is broken
-	ReasonMemory            // OOM: it is over its memory limit
-	ReasonDisk              // MISCONF: it can't write to its disk
-	ReasonCluster           // MOVED, ASK, TRYAGAIN, CLUSTERDOWN, CROSSSLOT: the slot is elsewhere, or nowhere
-	ReasonScript            // NOSCRIPT: it forgot the script twice
+	ReasonMemory            // OOM: the server is over its memory limit
+	ReasonDisk              // MISCONF: the server can't write to its disk
+	ReasonCluster           // MOVED, ASK, TRYAGAIN, CLUSTERDOWN, CROSSSLOT: the server can't serve the keys' slot
+	ReasonScript            // NOSCRIPT: the server lost the script twice
 	ReasonRefused           // any other error, such as NOAUTH and NOPERM
 	ReasonDistance          // the call's time was too short for the round trip, so the server may be healthy
 	reasons
 )
 
-// String names the reason as logs and metrics do.
+// String returns the name of the reason in logs and metrics.
 func (r Reason) String() string {
 	names := [...]string{
 		"none", "deadline", "connection", "pool", "loading", "busy", "readonly", "masterdown", "memory", "disk", "cluster",
@@ -47,8 +47,8 @@ func (r Reason) String() string {
 	return names[r]
 }
 
-// errorCodes are the words that open an error of Redis. Some show that the server itself is in no state to serve; the
-// others are about what was asked, or are answered when it is asked again.
+// errorCodes are the words that open an error of Redis. Those with server set show that the server itself can't serve
+// calls. The others concern a single call, or a second call is answered.
 var errorCodes = []struct {
 	code  string
 	cause cause
@@ -142,12 +142,12 @@ func ReasonOf(err error) Reason {
 	return causeOf(err).reason
 }
 
-// openError is the cause of an ErrUnavailable that no call was made for.
+// openError is the cause of an ErrUnavailable if no call was made, because the breaker is open.
 type openError struct{ reason Reason }
 
 func (e *openError) Error() string { return "not asked, since calls fail: " + e.reason.String() }
 
-// evidence returns how the error of a round trip counts for the server: see engine.Sender.
+// evidence converts the error of a round trip to evidence about the server, as engine.Sender returns it.
 func evidence(err error) error {
 	switch causeOf(err).reach {
 	case answered, rejected:

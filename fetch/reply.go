@@ -99,7 +99,8 @@ func (t *trip) retryWhileMoving(call *scriptCall) bool {
 	return len(call.groups) > 1 || first.kind != (configured{}) || call.byFlow
 }
 
-// mostSchedules is how often a budget is asked with another schedule, each of the time of the last reply.
+// mostSchedules is how often a budget is asked again with another schedule. Each schedule is for the time of the last
+// reply.
 const mostSchedules = 4
 
 // reschedule prepares another round trip for a budget, with the schedule that a reply requires.
@@ -112,8 +113,7 @@ func (t *trip) reschedule(g *group, schedule string) {
 	}
 }
 
-// sweep ends the reservations and leases of a budget whose time is over, because the budget has too few tokens. Then
-// the budget is asked again.
+// sweep ends the expired reservations and leases of a budget that has too few tokens. Then the budget is asked again.
 func (t *trip) sweep(g *group) {
 	g.swept = true
 	if err := lua.SweepOne(t.ctx, t.rdb, g.key, lua.SweepAtOnce); err != nil {
@@ -152,8 +152,8 @@ func (t *trip) create(g *group) {
 	}
 }
 
-// applyOpened applies the reply to a call that only opened a bucket. The next round trip makes the takes: by flows if
-// the bucket turns out to have some.
+// applyOpened applies the reply to a call that only opened a bucket. The next round trip makes the takes. It makes them
+// by flow if the bucket turns out to have flows.
 func (t *trip) applyOpened(g *group, reply *lua.TakesReply) {
 	t.observe(g, reply)
 	opened := lua.TakeReply{OK: true, Terms: reply.Terms, Remaining: reply.Remaining, Refilled: reply.Refilled}
@@ -164,9 +164,9 @@ func (t *trip) applyOpened(g *group, reply *lua.TakesReply) {
 	g.byFlow = g.info.divided()
 }
 
-// retryOpened reports whether a group that was asked by flows has to be asked again, because its bucket is a template's
-// and turned out to be missing or full. It sets opensFirst, so that the bucket is opened first. If the bucket is
-// missing although it was opened before, the group is asked without regard to flows.
+// retryOpened reports whether a group whose takes were made by flow has to be sent again, because its bucket is a
+// template's and turned out to be missing or full. It sets opensFirst, so that the bucket is opened first. If the
+// bucket is missing although it was opened before, the takes are made without regard to flows.
 func (g *group) retryOpened(reply *lua.TakesReply) bool {
 	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
 	if !ofTemplate(g.kind) || !missing && !reply.Missed {

@@ -15,38 +15,42 @@ import (
 )
 
 const (
-	// liveFor is how long a consumer counts among those of a bucket with degraded mode local after a take of it that was
-	// asked whole. A bucket in use is asked whole each policyMaxAge, so that a consumer may miss two of these.
+	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. It registers with takes
+	// that ask for the bucket's policy. They occur at least once each policyMaxAge while the bucket is used, so a consumer
+	// may miss two of them.
 	liveFor = 30 * time.Second
-	// registerEvery is the least time between two counts of a bucket's consumers: denials are asked whole, too.
+	// registerEvery is the least time between two counts of a bucket's consumers. Otherwise each denial would cause a
+	// count, since it also brings the policy.
 	registerEvery = policyMaxAge / 2
-	// recountAfter is when the first take after a bucket's first count has its consumers counted again: those that start
-	// at the same moment are not in the first counts of one another.
+	// recountAfter is the time after a bucket's first count from which a take counts the consumers again. Consumers that
+	// start at the same moment are missing from each other's first count.
 	recountAfter = time.Second
-	// countsKept is how many counts are remembered. The highest is believed: after an outage consumers come back one by
-	// one.
+	// countsKept is how many counts are remembered. The highest of them applies, because consumers come back one by one
+	// after an outage.
 	countsKept = 3
 )
 
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
 // reached.
 type share struct {
-	registered mark        // this consumer counts among those of the bucket
+	registered mark        // this consumer is registered as one of the bucket
 	recounted  atomic.Bool // the consumers were counted more than once
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
-	// Consumers of the bucket, this one included: the most of the last counts, or supposed; 0: not known.
+	// live is the number of the bucket's consumers, this one included. It is the highest of the last counts, or an
+	// assumption (see suppose); 0: not known.
 	live    int64
 	counts  [countsKept]int64
-	counted time.Duration // last
+	counted time.Duration // when the consumers were last counted
 
-	// What the bucket held at its last reply, and when. Each take of the bucket writes them, without the lock. If two do
-	// at once the pair may be of both, which are as late.
+	// left is how many tokens the bucket held at its last reply, and at is the time of that reply. Each take of the bucket
+	// writes both, without the lock. If two takes write at once, left may be of one and at of the other, which does no
+	// harm: their times are about equal.
 	left    atomic.Int64
 	at      atomic.Int64
 	replies atomic.Uint64
-	applied uint64 // replies when the share was last taken from
+	applied uint64 // the value of replies when the share was last used
 
 	bucket  policy.Bucket
 	largest int64 // the largest take of this outage that the bucket could hold, with what it leaves
@@ -81,8 +85,8 @@ func (s *share) count(live int64, now time.Duration) {
 	s.recounted.Store(s.counts[1] > 0)
 }
 
-// suppose raises the number of consumers to live if it isn't known, or if an outage begins and it was counted too long
-// ago: consumers that came since then are not in it.
+// suppose raises the number of consumers to live if the number isn't known. It also does if an outage begins and the
+// last count is too old, since consumers that came later are missing from it.
 func (s *share) suppose(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -91,15 +95,15 @@ func (s *share) suppose(live int64, now time.Duration) {
 	}
 }
 
-// take takes as many tokens of the share as there are, from least to most, of which its part of leave stays. It is not
-// known while the number of consumers isn't.
+// take takes as many tokens of the share as there are, from least to most. The share's part of leave stays in it. If
+// the number of consumers is unknown there is no share, and take returns the zero Taking.
 //
 // The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
-// no more than an equal part of what the bucket was last seen to hold, so that the shares of all consumers together
-// begin with what was there: a drained bucket leaves nothing for a burst. A bucket that has never answered is a
-// template's, which begins full.
+// at most an equal part of the tokens that the bucket held at the last reply. So the shares of all consumers together
+// begin with no more tokens than the bucket had, and if it was empty they allow no burst. A bucket that has never
+// answered belongs to a template, so it begins full.
 //
-// A take that is larger than the share raises what the share can hold. Otherwise it would be denied for ever.
+// A take that is larger than the share raises what the share can hold. Otherwise the take would be denied for ever.
 func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -122,7 +126,8 @@ func (s *share) giveBack(n int64) {
 	s.bucket.Return(n)
 }
 
-// ready brings the share up to an instant and reports whether there is one. The lock is held.
+// ready credits the share with the tokens until an instant. It reports whether there is a share: there is none while
+// the number of consumers is unknown. The lock is held.
 func (s *share) ready(now time.Duration) bool {
 	if s.live == 0 {
 		return false
@@ -158,15 +163,15 @@ func (s *share) ready(now time.Duration) bool {
 	return true
 }
 
-// settle credits the share up to an instant.
+// settle credits the share with the tokens earned until an instant.
 func (s *share) settle(now time.Duration) {
 	version := policy.Version{Era: s.bucket.Control.Era, Index: *s.bucket.Index}
 	s.bucket.Refill(policy.Call{Version: version}, max(now.Microseconds(), s.bucket.Control.Last))
 }
 
-// partOf returns the terms of one of live consumers' share. While the bucket is unavailable, the tokens of a schedule
-// are unknown, and a grant may have ended: neither is credited. All the time between two takes is credited, since
-// nothing else refills a share; it is bounded so that its credit is a number.
+// partOf returns the terms of the share of one of live consumers. While the bucket is unavailable, the tokens of a
+// schedule are unknown and a grant may have ended, so neither is credited. The whole time between two takes is
+// credited, since nothing else refills a share. MaxElapsed bounds that time only to avoid an overflow.
 func partOf(t policy.Terms, live int64) policy.Terms {
 	part := policy.Terms{
 		Kind: policy.Smooth, Capacity: max(1, t.Capacity/live), Per: 1, Interval: 1,
@@ -178,13 +183,13 @@ func partOf(t policy.Terms, live int64) policy.Terms {
 	return part
 }
 
-// consumers is what a Client knows of those that share its buckets.
+// consumers has the number of Clients, this one included, that share its buckets.
 type consumers struct {
 	own   string    // this Client's name
 	began time.Time // instants are counted from here, on the monotonic clock
 
 	mu      sync.Mutex
-	most    int64 // the most of any bucket, as counted within liveFor before the last count; 0: not known
+	most    int64 // the highest recent count of any bucket's consumers; 0: not known
 	counted time.Duration
 }
 
@@ -202,7 +207,7 @@ func (cs *consumers) count(live int64) {
 	}
 }
 
-// ofAny returns the most consumers of any bucket; 0 if that is not known.
+// ofAny returns the largest number of consumers that a bucket has; 0 if it is not known.
 func (cs *consumers) ofAny() int64 {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -239,15 +244,15 @@ func (c *Client) register(key string, s *share) {
 	})
 }
 
-// enter has this Client count among the consumers of a bucket for liveFor, and returns how many there are.
+// enter adds this Client to the consumers of a bucket for liveFor, and returns their number.
 func (c *Client) enter(ctx context.Context, key string) (int64, error) {
 	t := c.plain(c.internalBudget(ctx), key)
 	return lua.Heartbeat(t.ctx, t, key, c.consumers.own, liveFor)
 }
 
-// probe shows whether a server lets a consumer write. One that refuses just this call is alive. Its key may turn out to
-// be another server's by now. After a silence connections are made anew, since the network may have forgotten those
-// that exist.
+// probe checks that a server lets a consumer write. A server that refuses only this call counts as alive, since the key
+// may be on another server by now. If the server doesn't answer in time, its connections are closed, since the network
+// may have dropped them without an error.
 func (c *Client) probe(ctx context.Context, s *node) error {
 	if c.nodes.cluster != nil {
 		c.nodes.cluster.ReloadState(ctx)

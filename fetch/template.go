@@ -12,38 +12,38 @@ import (
 )
 
 const (
-	// templatesEvery is how often the published templates are read while there are some and the Client is used: a change
-	// is in force everywhere within a second.
+	// templatesEvery is the time between two readings of the published templates, while there are some and the Client is
+	// used. A change is then in force in every Client within a second.
 	templatesEvery = 600 * time.Millisecond
 	// templatesSeldom is templatesEvery while none are published.
 	templatesSeldom = 2 * time.Second
 	// templatesAgain is the shortest time between two readings, however many keys are unknown.
 	templatesAgain = 100 * time.Millisecond
-	// templatesBack is how long an earlier version must have been published to be believed: until then a failover may
-	// have brought it back, and a refiller is about to publish the later one again.
+	// templatesBack is how long an earlier version must have been published before a Client applies it. Until then a
+	// failover may have restored it, and a refiller may be about to publish the later version again.
 	templatesBack = 5 * time.Second
 )
 
-// templates are those that a Client serves: given to it, or published by refillers and remembered here. They are read
-// when a key is first asked for, and again while keys are asked for. If the published set is missing or can't be read,
-// the known templates stay in force.
+// templates are the templates that a Client serves. They were given to it, or refillers published them. The published
+// templates are read at the first call about a key, and again while there are calls. If the published set is missing or
+// can't be read, the known templates stay in force.
 type templates struct {
 	c     *Client
-	fixed bool // given to the Client, or none: nothing is read
+	fixed bool // given to the Client, or none: no published templates are read
 	start time.Time
 
 	set atomic.Pointer[templateSet]
-	due atomic.Int64 // when to read them, after start; 0: they were never read
+	due atomic.Int64 // when to read them, as a time after start; 0: they were never read
 
 	mu     sync.Mutex
-	flight *reading  // under way; nil if none is
-	ended  time.Time // when the last one ended, and how
+	flight *reading  // the reading under way; nil if none is
+	ended  time.Time // when the last reading ended; err is its error
 	err    error
-	id     string    // of the set
+	id     string    // the id of the published set
 	lower  time.Time // since when an earlier version is published; zero if none is
 }
 
-// templateSet is a set with how the buckets of each template are kept.
+// templateSet is a set of templates with the kind of the buckets of each template.
 type templateSet struct {
 	*policy.Templates
 	kinds map[*policy.CompiledTemplate]kind
@@ -51,7 +51,7 @@ type templateSet struct {
 
 // reading is one reading of the published templates.
 type reading struct {
-	done chan struct{} // closed when it has ended
+	done chan struct{} // closed when the reading has ended
 	err  error         // then
 }
 
@@ -69,7 +69,7 @@ func (ts *templates) store(set *policy.Templates) {
 	ts.set.Store(&templateSet{set, kinds})
 }
 
-// kind is how a key's bucket is kept as far as is known.
+// kind returns the kind of a key's bucket according to the known templates.
 func (ts *templates) kind(key string) kind {
 	set := ts.set.Load()
 	if r := set.Of(key); r != nil {
@@ -78,10 +78,10 @@ func (ts *templates) kind(key string) kind {
 	return configured{}
 }
 
-// of returns how the bucket of a task is kept. The first tasks wait for the first reading, for half of their time: if
-// it takes longer, a task whose bucket is missing calls unknown. A task of a configured bucket also waits if a reading
-// has been due for policyMaxAge. Otherwise it takes from a bucket that became a template's meanwhile and gives it no
-// new expiry. The bucket may then expire at once and come back full.
+// of returns the kind of a task's bucket. The first tasks wait for the first reading, for half of their time at most.
+// If the reading takes longer, a task whose bucket is missing calls unknown. A task of a configured bucket also waits
+// if a reading has been due for policyMaxAge. Otherwise the bucket may have become a template's meanwhile, and the task
+// would take from it without extending its expiry. The bucket might then expire at once and come back full.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
@@ -97,8 +97,8 @@ func (ts *templates) of(t *task) kind {
 	return ts.kind(t.key)
 }
 
-// unknown reports whether the bucket of a task, which turned out to be unknown, is of a template that was published
-// since the last reading. It returns an error if the templates can't be read.
+// unknown is called if the server does not know the bucket of a task. It reports whether the bucket is of a template
+// that was published since the last reading. It returns an error if the templates can't be read.
 func (ts *templates) unknown(t *task) (found bool, err error) {
 	if t.kind != (configured{}) || ts.fixed {
 		return false, nil
@@ -116,8 +116,8 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 	return t.kind != (configured{}), nil
 }
 
-// observePolicy is called with the policy of a template's bucket. If that is of a later version, so is the published
-// set, and the next reading is due soon.
+// observePolicy is called with the policy of a template's bucket. If that policy is of a later version than the known
+// set, so is the published set. The next reading is then due soon.
 func (ts *templates) observePolicy(t *policy.Terms) {
 	if ts.fixed || t == nil || t.Fence.Epoch <= ts.set.Load().Version() || t.Fence.Own() {
 		return
@@ -129,8 +129,8 @@ func (ts *templates) observePolicy(t *policy.Terms) {
 	}
 }
 
-// refresh reads the published templates, or waits for the reading that is under way. If a task is given, it waits for a
-// part of the task's time at most.
+// refresh reads the published templates, or waits for the reading that is under way. With a task it waits for the end
+// of the reading, at most for the task's time divided by part. Without a task it doesn't wait.
 func (ts *templates) refresh(t *task, part time.Duration) error {
 	ts.mu.Lock()
 	l, id := ts.flight, ts.id
@@ -154,7 +154,7 @@ func (ts *templates) refresh(t *task, part time.Duration) error {
 	return l.err
 }
 
-// read makes a reading.
+// read reads the published templates, applies them and ends the reading.
 func (ts *templates) read(l *reading, id string) {
 	t := ts.c.plain(ts.c.internalBudget(context.Background()), lua.TemplatesKey)
 	set, id, err := lua.ReadTemplates(t.ctx, t, id)
@@ -173,7 +173,7 @@ func (ts *templates) apply(set *policy.Templates, id string, err error) {
 	case err != nil:
 	case id == "":
 		pause = templatesSeldom
-	case set == nil: // the one that is known
+	case set == nil: // the known set is the published one
 		ts.lower = time.Time{}
 	case set.Version() < known.Version() && ts.lower.IsZero():
 		ts.lower = ts.ended

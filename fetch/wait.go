@@ -11,35 +11,38 @@ import (
 )
 
 const (
-	// slowPause is how often a line asks when no refill is known to be due, or when refills stay out.
+	// slowPause is the time between two questions of a line when no refill is known to be due, or when refills are
+	// overdue.
 	slowPause = time.Second
-	// maxJitter spreads the lines of one bucket in many processes, which all get the same instant.
+	// maxJitter is the range of a random delay of questions. Otherwise the lines of many processes for one bucket would
+	// ask at the same instant.
 	maxJitter = 10 * time.Millisecond
-	// mostRuns is the most runs of equal waits that one question is for, so that it doesn't occupy the server for long.
+	// mostRuns is the largest number of runs in one question, so that it doesn't occupy the server for long. A run is a
+	// series of waiters that want equally many tokens.
 	mostRuns = 256
 )
 
-// Wait takes n tokens, all at once, and waits until they are there; n is 1 to policy.MaxTokens. The Result is that of
-// the take that got them; it is never a denial. The options are WithTimeout, which bounds each question to the server,
-// WithLeave, WithLeavePercent and WithFlow.
+// Wait takes n tokens, all at once, and waits until the bucket has them; n is 1 to policy.MaxTokens. The Result is that
+// of the take that got the tokens, so it is never a denial. The options are WithTimeout, which bounds each question to
+// the server, WithLeave, WithLeavePercent and WithFlow.
 //
 // Callers of Wait for one bucket in one Client, with the same WithLeave and the same WithFlow, form a line. They are
-// served in the order of their arrival. While the first one isn't served, no other one is, however few tokens it wants.
-// One question to the server is for all of them, so the number of questions doesn't grow with the length of the line.
-// The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there may be no
-// refiller, unless WithRescue(false) is set.
+// served in the order of their arrival. While the first caller isn't served, no other caller is, however few tokens it
+// wants. One question to the server is for the whole line, so the number of questions doesn't grow with the length of
+// the line. The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there
+// may be no refiller, unless WithRescue(false) is set.
 //
 // After a bucket has denied a line, other calls of the same Client don't overtake the line: lines that leave more, and
 // takes and reservations that leave as much or more and have no request id. There is one exception. Of the takes and
-// reservations that leave as much, one passes the line after each refill interval, or after the time in which the
-// bucket earns twice its tokens if that is longer. So they are not shut out, and the line gets at least half of what is
-// refilled.
+// reservations that leave as much as the line, one passes the line in each refill interval. If it wants many tokens, it
+// passes only after the time in which the bucket earns twice as many. So these calls also get tokens, and the line gets
+// at least half of the refilled tokens.
 //
 // Wait returns ErrDeadline at once if the tokens, after those of the waiters in front, are due after the context's
 // deadline. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
-// The timeout of a question is the longest of the waiters that it is for. If a waiter has a shorter one, it is answered
-// when that is over, as Take would be, whatever its place is. Everything else is as for Take: Wait doesn't wait for a
-// server that is unavailable.
+// The timeout of a question is the longest of the waiters that it is for. A waiter with a shorter timeout is answered
+// after its own timeout, as Take would be, whatever its place is. Everything else is as for Take. In particular, Wait
+// doesn't wait for a server that is unavailable.
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
@@ -50,6 +53,7 @@ func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOpti
 	})
 }
 
+// waitFor is Wait without the observation of the call.
 func (c *Client) waitFor(ctx context.Context, key string, n int64, cfg *callConfig) verdict {
 	if b := c.buckets.find(key); !b.waited() {
 		if r, low := b.takeLocal(cfg.flow, n, n, cfg.leave); r.OK {
@@ -123,7 +127,7 @@ func (c *Client) leave(l *line, w *waiter, err error) verdict {
 	return verdict{err: err}
 }
 
-// serve asks for a line until it is empty, or the Client is closed.
+// serve asks the bucket of a line again and again, until the line is empty or the Client is closed.
 func (c *Client) serve(l *line) {
 	for {
 		c.askForLine(l)
@@ -145,8 +149,8 @@ func (c *Client) serve(l *line) {
 	}
 }
 
-// pause returns how long a line sleeps before it asks again, or whether the line is empty. If the tokens of the first
-// waiter come after its deadline, pause ends its wait with that error. The lock is held.
+// pause returns how long a line sleeps before it asks again, and reports whether the line is empty. If the tokens of
+// the first waiter come after its deadline, pause ends its wait with that error. The lock is held.
 func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 	for l.first != nil && !l.denied.IsZero() {
 		w, left := l.first, Never
@@ -165,12 +169,12 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		if pause > slowPause && (due == Never || due < slowPause) {
 			pause = slowPause
 		}
-		if t := l.info.terms; t != nil && t.MaxElapsed > 0 && c.config.rescue { // for longer no rescue makes up
+		if t := l.info.terms; t != nil && t.MaxElapsed > 0 && c.config.rescue { // a rescue refills for no longer time
 			pause = min(pause, micros(t.MaxElapsed))
 		}
 		pause += timing.Between(c.jitter, 0, min(pause/10, maxJitter))
 		if due != Never && pause > left {
-			pause = max(due, left/2) // the last chances
+			pause = max(due, left/2) // further tries before the deadline
 		}
 		return pause, false
 	}
@@ -218,7 +222,7 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		return unused
 	}
 	l.remember(runs, a)
-	run, served := 0, int64(0) // served: of the run
+	run, served := 0, int64(0) // served counts waiters of the run
 	left, now := a.reply.Remaining+a.reply.Taken, time.Now()
 	for _, w := range asked {
 		for run < len(runs)-1 && served == runs[run].Count {
