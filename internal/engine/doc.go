@@ -16,9 +16,9 @@
 // deadlines of reads in the same way.
 //
 // A request may allow its deadline to be postponed while connections are opened ([Request.Latest]). Its whole time then
-// begins when the last connection was opened. Package fetch computes the deadlines.
+// begins when the last connection was opened.
 //
-// Package fetch decides the deadline (its budget), and the Queue enforces it when its timer fires.
+// Package fetch decides the deadline of a call (its budget), and the Queue enforces it when the timer fires.
 //
 // Requests are sent once. If the caller leaves before the departure, its request is not sent. A reply is still read
 // until [Grace] after the last caller's deadline, at most a minute after the departure. [Request.Answer] then reports
