@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// buckets are the file's, with their policies.
+// buckets returns the file's buckets with their policies.
 func (f *file) buckets(d *fields.Decoder) []Bucket {
 	list := make([]Bucket, 0, len(f.Buckets))
 	first := make(map[string]int, len(f.Buckets))
@@ -27,7 +27,7 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 	return list
 }
 
-// policy is when the bucket's tokens fall due, and what becomes of them.
+// policy returns the policy of a bucket.
 func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Policy {
 	p := b.limits.policy(interval)
 	b.steps.apply(d, here, b.limits, &p)
@@ -55,7 +55,7 @@ func (s *steps) apply(d *fields.Decoder, here fields.Path, l limits, p *policy.P
 	s.check(d, here, l)
 }
 
-// check reports what is wrong between the fields that say when tokens fall due.
+// check reports contradictions between the fields that say when tokens fall due.
 func (s *steps) check(d *fields.Decoder, here fields.Path, l limits) {
 	if l.Rate != (policy.Rate{}) && *s == (steps{}) {
 		return
@@ -90,7 +90,7 @@ func (s *steps) check(d *fields.Decoder, here fields.Path, l limits) {
 	}
 }
 
-// policy is what is limited, but for when tokens fall due.
+// policy returns the policy without the times at which tokens fall due.
 func (l limits) policy(interval time.Duration) policy.Policy {
 	if l.Interval != 0 {
 		interval = l.Interval
@@ -101,7 +101,7 @@ func (l limits) policy(interval time.Duration) policy.Policy {
 	}
 }
 
-// policy is how a bucket is divided; nil if it isn't.
+// policy returns how a bucket is divided among flows, nil if it isn't.
 func (f *flows) policy() *policy.Flows {
 	if f == nil {
 		return nil
@@ -109,7 +109,7 @@ func (f *flows) policy() *policy.Flows {
 	return &policy.Flows{Headroom: f.Headroom, Weights: f.Weights, Most: f.Most}
 }
 
-// validate reports what package policy finds wrong between fields.
+// validate reports the contradictions between fields that package policy finds.
 func validate(d *fields.Decoder, here fields.Path, p policy.Policy) {
 	for {
 		var wrong *policy.FieldError
@@ -124,8 +124,8 @@ func validate(d *fields.Decoder, here fields.Path, p policy.Policy) {
 	}
 }
 
-// templates is the set of the file's templates; nil if it has none. names are those of buckets that have policies of
-// their own.
+// templates returns the set of the file's templates, nil if the file doesn't have the field. names are those of buckets
+// that have policies of their own.
 func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 	if f.Templates == nil {
 		return nil
@@ -162,12 +162,12 @@ func (t *template) policy(d *fields.Decoder, here fields.Path, interval time.Dur
 	p := t.limits.policy(interval)
 	t.steps.apply(d, here, t.limits, &p)
 	if t.Enforce == policy.EnforceLazy {
-		p.Interval = policy.MinInterval // there is no refill: the tokens are there when they are due
+		p.Interval = policy.MinInterval // there is no refill: each take credits the tokens that are due
 	}
 	return policy.Template{Prefix: t.Prefix, Policy: p, Enforce: t.Enforce, MaxKeys: t.MaxKeys}
 }
 
-// some lists the first few keys.
+// some returns the first few keys as text.
 func some(keys []string) string {
 	const most = 5
 	quoted := make([]string, min(len(keys), most))

@@ -10,15 +10,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Versions of a file, as Bump raises them.
+// The fields of a file that Bump can raise.
 const (
 	VersionField      = "version"
 	PoolsVersionField = "pools_version"
 )
 
-// Bump raises a version in the text of a configuration file, or of a document that replicas share, to one more than it
-// is and than least, and returns the changed text with the versions before and after. Everything else in the text stays
-// as it is, byte by byte. A file without the field gets it as its first line, unless the field is pools_version.
+// Bump raises a version in the text of a configuration file, or of a document that replicas share. The new version is
+// the smallest one above the old version and above least. Bump returns the changed text with the versions before and
+// after. Everything else in the text stays as it is, byte by byte. A file without the field gets it as its first line,
+// unless the field is pools_version.
 func Bump(text []byte, field string, least int64) (changed []byte, from, to int64, err error) {
 	root, err := mappingOf(text)
 	if err != nil {
@@ -66,7 +67,7 @@ func mappingOf(text []byte) (*yaml.Node, error) {
 	return doc.Content[0], nil
 }
 
-// valueOf returns the value of a field of a mapping; nil if it isn't there.
+// valueOf returns the value of a field of a mapping, nil if the mapping lacks the field.
 func valueOf(mapping *yaml.Node, field string) *yaml.Node {
 	for i := 0; i+1 < len(mapping.Content); i += 2 {
 		if mapping.Content[i].Value == field {

@@ -7,25 +7,23 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// Change is what differs between the configuration in force and the next one.
+// Change describes the differences between the configuration in force and the next one.
 type Change struct {
 	Added, Removed, Changed []string // keys of buckets
 	Templates               bool     // the templates differ
 	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
 	Version                 bool     // the version or that of the pools differs
-	Restart                 []string // fields that differ and count from the next start on
+	Restart                 []string // fields that differ and take effect at the next start
 }
 
-// Applies reports whether anything differs that can be put in force while
-// running.
+// Applies reports whether the running replica can put any of the differences in force.
 func (c Change) Applies() bool {
 	return c.Level || c.Version || c.Templates || c.Pools || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
 }
 
-// To compares c, which is in force, with the configuration to put in force
-// next. The error is Problems that say why next can't follow c: a lower version,
-// or another policy, other templates or other pools under the same version.
+// To compares c, which is in force, with the next configuration. The error is Problems with the reasons for which next
+// can't follow c: it has a lower version, or other policies, templates or pools under the same version.
 func (c Config) To(next Config) (Change, error) {
 	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
@@ -47,11 +45,11 @@ func (c Config) To(next Config) (Change, error) {
 			change.Removed = append(change.Removed, b.Key)
 		}
 	}
-	if c.Pooled() && next.Pooled() { // else it takes a restart, or says nothing of pools
+	if c.Pooled() && next.Pooled() { // otherwise a restart is needed, or next has no field for pools
 		change.Pools = !(pool.Settings{Pools: c.Pools}).Equal(pool.Settings{Pools: next.Pools})
 		change.Version = change.Version || c.PoolsVersion != next.PoolsVersion
 	}
-	if next.Templates != nil { // else it says nothing of them
+	if next.Templates != nil { // otherwise next has no field for templates
 		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
 	}
 	refuse := func(field, format string, args ...any) (Change, error) {
@@ -77,8 +75,7 @@ func (c Config) To(next Config) (Change, error) {
 	return change, nil
 }
 
-// restart lists the fields that differ and that a replica reads at its start
-// only.
+// restart lists the fields that differ and that a replica reads only at its start.
 func (c Config) restart(next Config) []string {
 	var fields []string
 	for _, f := range []struct {
@@ -90,7 +87,7 @@ func (c Config) restart(next Config) []string {
 		{"election", reflect.DeepEqual(c.Election, next.Election)},
 		{"pools", c.Pooled() == next.Pooled()},
 		{"pool_registry", !c.Pooled() || !next.Pooled() || reflect.DeepEqual(c.PoolRegistry, next.PoolRegistry)},
-		// Beats of the pulse; buckets follow their own intervals at once.
+		// The interval is also that of the pulse, which can't change. Buckets use their new intervals at once.
 		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
 		{"listen", c.Listen == next.Listen},
 		{"log.format", c.Log.JSON == next.Log.JSON},

@@ -22,82 +22,84 @@ const (
 	DefaultTTL    = 5 * time.Second
 )
 
-// Problem is one thing that is wrong with a configuration.
+// Problem describes one error in a configuration.
 type Problem = fields.Problem
 
-// Problems are all that is wrong with a configuration, in the order of the file, and at least one. Errors of Parse and
-// Load about the content of a configuration are Problems.
+// Problems are all errors in a configuration, in the order of the file. There is at least one. Errors of Load about the
+// content of a configuration are Problems.
 type Problems = fields.Problems
 
 // Override is a value that replaces the file's value of a field that has a variable.
 type Override = fields.Override
 
-// Config is a valid configuration with defaults filled in. It prints without secrets and is not changed once read.
+// Config is a valid configuration with defaults filled in. It prints without secrets, and does not change after it was
+// read.
 type Config struct {
 	Region         string
 	Redis          redisconn.Options
 	Version        int64 // fences the policies: a higher one replaces a lower one
 	PoolsVersion   int64 // fences the pools in the same way
 	Election       Election
-	PoolRegistry   Etcd // the election's, unless the file has another one
+	PoolRegistry   Etcd // the etcd of the election, unless the file has another one
 	RefillInterval time.Duration
 	Buckets        []Bucket // no two with the same key
-	// Templates under the version; the buckets and pools whose names they match have policies of their own. Nil: the
-	// replica has nothing to say of templates. None: there are none any more.
+	// Templates are fenced by Version. A bucket or pool whose name matches a template keeps its own policy. If Templates
+	// is nil, the file has no such field, and the published templates stay in force. If it is empty, there are no
+	// templates any more.
 	Templates *policy.Templates
-	// Pools of all regions; they and Region are as package pool wants them. Nil:
-	// the replica takes no part in pools. Empty: there are none any more.
+	// Pools of all regions. They and Region meet the requirements of package pool. If Pools is nil, the replica takes no
+	// part in pools. If it is empty, there are no pools any more.
 	Pools  []pool.Pool
 	Listen string // host:port
 	Log    Log
 }
 
-// Bucket is a bucket to keep filled.
+// Bucket is a bucket that the replica keeps filled.
 type Bucket struct {
 	Key    string
 	Policy policy.Policy // valid; its interval is set
 }
 
-// Mode says which replica refills.
+// Mode is the rule by which replicas decide which of them refills.
 type Mode int
 
 // Modes.
 const (
-	ModeRace Mode = iota // whichever comes first
-	ModeEtcd             // the one that leads in etcd
+	ModeRace Mode = iota // the replica that comes first
+	ModeEtcd             // the leader that is elected in etcd
 )
 
 // String returns the mode as it is written in a file.
 func (m Mode) String() string { return modes[m] }
 
-// Log says what is logged and how.
+// Log selects the messages that are logged, and their format.
 type Log struct {
 	Level string // trace, debug, info, warn, error or off
 	JSON  bool   // JSON lines instead of text
 }
 
-// Shared is a part of the configuration that replicas read from one place, beside their files: YAML with a version and
-// any of the fields that all replicas must agree on. If its version is above the file's, its fields replace those of
-// the file; otherwise the file is in force.
+// Shared is a part of the configuration that replicas read from one place, in addition to their files. It is YAML with
+// a version and any of the fields that are the same for all replicas. If its version is above the file's, its fields
+// replace those of the file; otherwise the file is in force.
 type Shared struct {
-	Source string // what to call it in a Problem
+	Source string // its name in a Problem
 	Data   []byte // empty: there is none
 }
 
-// Source is what a configuration is read from.
+// Source is the origin of a configuration.
 type Source struct {
 	Path   string // of the file; or
-	Data   []byte // its content, if it isn't nil: Path is then what to call it in a Problem
+	Data   []byte // its content, if it isn't nil: Path is then its name in a Problem
 	Under  string // the field of the file whose value is the configuration; empty: the whole file is
 	Shared Shared
-	// Defaults are values of fields that the file leaves out.
+	// Defaults are values for fields that the file leaves out.
 	Defaults []Override
 	Env      fields.Environment
 	Flags    []Override
 }
 
-// Load reads the file and lays what is shared, the environment and then the flags over it. The error is Problems, or
-// says why the file can't be read.
+// Load reads the file. The shared part, the environment and the flags replace its values, in this order. The error is
+// Problems, or the reason for which the file can't be read.
 func Load(s Source) (Config, error) {
 	if s.Data == nil {
 		f, err := os.Open(s.Path)
@@ -132,7 +134,7 @@ func Load(s Source) (Config, error) {
 	return c, nil
 }
 
-// read reads the file, or the part of it that is the configuration, and reports whether it could be parsed.
+// read reads the file, or the part of the file that is the configuration. It reports whether the file could be parsed.
 func (s *Source) read(d *fields.Decoder) bool {
 	if s.Under != "" {
 		return d.ReadUnder(s.Path, s.Data, s.Under)
@@ -140,8 +142,8 @@ func (s *Source) read(d *fields.Decoder) bool {
 	return d.Read(s.Path, s.Data)
 }
 
-// Connections reads from the environment and flags alone how Redis and etcd are reached, for programs without a file.
-// Without an address of Redis it is redisconn.DefaultURL; there may be no endpoints of etcd.
+// Connections reads only from the environment and from flags how Redis and etcd are reached, for programs without a
+// file. The default address of Redis is redisconn.DefaultURL. There may be no endpoints of etcd.
 func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	var f file
 	d := fields.New(kinds, &f)
@@ -158,7 +160,8 @@ func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	return c, nil
 }
 
-// overlay lays the environment and then the flags over the file, and reports variables that are misspelled.
+// overlay replaces the file's values by those of the environment and then by those of the flags. It reports variables
+// that are misspelled.
 func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
 	d.LayEnvironment(env)
 	for _, o := range flags {
@@ -174,13 +177,15 @@ func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
 // others are the variables of the programs that set no field of a file.
 var others = []string{"REFILLER_IDENTITY", "REFILLER_OPERATOR"}
 
-// families are what the variables of a family begin with. Those of "consumer serve" are for that program to judge.
+// families are the beginnings of the names of related variables. Names that begin like those of "consumer serve" are
+// not listed, because that program checks them itself.
 var families = []string{"REFILLER_REDIS_", "REFILLER_ETCD_", "REFILLER_ELECTION_", "REFILLER_POOL_", "REFILLER_LOG_"}
 
-// Variables are the environment variables that set fields. Each but those of secrets is a flag of the programs too.
+// Variables returns the environment variables that set fields. Each of them is also a flag of the programs, unless it
+// holds a secret.
 func Variables() []fields.Variable { return fields.New(kinds, &file{}).Variables() }
 
-// share lays what is shared over the file, whose version is given.
+// share replaces the file's values by those of the shared part. version is that of the file.
 func share(d *fields.Decoder, s Shared, version int64) {
 	var a agreed
 	shared := fields.New(kinds, &a)
@@ -195,10 +200,10 @@ func share(d *fields.Decoder, s Shared, version int64) {
 	}
 }
 
-// root is the path of the file itself, from which all others lead.
+// root is the path of the whole file. All other paths begin with it.
 var root fields.Path
 
-// config is what the file says. It counts if nothing was found wrong.
+// config returns the configuration of the file. It is valid only if no problem was found.
 func (f *file) config(d *fields.Decoder) Config {
 	c := Config{
 		Region: f.Region, Version: f.Version, PoolsVersion: f.Version, RefillInterval: f.RefillInterval,
@@ -221,7 +226,7 @@ func (f *file) config(d *fields.Decoder) Config {
 	return c
 }
 
-// election is how replicas find who refills.
+// election returns how replicas decide which of them refills.
 func (f *file) election(d *fields.Decoder) Election {
 	e := f.Election
 	e.Etcd = e.or(DefaultPrefix, DefaultTTL)
@@ -238,7 +243,7 @@ func (f *file) election(d *fields.Decoder) Election {
 	return e
 }
 
-// registry is where the regions meet: the election's etcd unless the file has another one.
+// registry returns the etcd in which the regions share pools. It is the election's, unless the file has another one.
 func (f *file) registry(d *fields.Decoder) Etcd {
 	election := f.Election.or(DefaultPrefix, DefaultTTL)
 	if f.PoolRegistry == nil {
@@ -253,7 +258,7 @@ func (f *file) registry(d *fields.Decoder) Etcd {
 	return r
 }
 
-// or fills in the defaults.
+// or returns the options with the defaults filled in.
 func (e Etcd) or(prefix string, ttl time.Duration) Etcd {
 	if e.Prefix == "" {
 		e.Prefix = prefix
@@ -270,7 +275,7 @@ func (e Etcd) check(d *fields.Decoder, here fields.Path) {
 	}
 }
 
-// Summary is the configuration in a few words, without secrets.
+// Summary returns the configuration in a few words, without secrets.
 func (c Config) Summary() string {
 	held := counted(len(c.Buckets), "bucket")
 	if c.Pooled() {
@@ -290,10 +295,11 @@ func counted(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun
 }
 
-// Pooled reports whether the replica takes part in pools, even if only to read that there are none any more.
+// Pooled reports whether the replica takes part in pools, even if only because it publishes that there are none any
+// more.
 func (c Config) Pooled() bool { return c.Pools != nil }
 
-// names are the names of the buckets with policies of their own.
+// names returns the names of the buckets and pools that have policies of their own.
 func (c Config) names() []string {
 	names := make([]string, 0, len(c.Buckets)+len(c.Pools))
 	for _, b := range c.Buckets {
@@ -305,7 +311,7 @@ func (c Config) names() []string {
 	return names
 }
 
-// OwnPools are those that the replica's region takes part in.
+// OwnPools returns the pools in which the replica's region takes part.
 func (c Config) OwnPools() []pool.Pool {
 	var own []pool.Pool
 	for _, p := range c.Pools {
@@ -322,11 +328,11 @@ func (c Config) HasSeparateRegistry() bool {
 	return !reflect.DeepEqual(c.PoolRegistry, c.Election.Etcd)
 }
 
-// PoolsPrefix is that of the pools' keys in etcd, which all regions share.
+// PoolsPrefix returns the prefix of the pools' keys in etcd. All regions have the same.
 func (c Config) PoolsPrefix() string { return c.PoolRegistry.Prefix + "/pools" }
 
-// RefillPrefix is that of the election of who refills, which with pools each
-// region has to itself, since the regions share etcd.
+// RefillPrefix returns the prefix of the election in etcd. With pools each region has a prefix of its own, because the
+// regions share etcd.
 func (c Config) RefillPrefix() string {
 	if !c.Pooled() {
 		return c.Election.Prefix
@@ -334,7 +340,7 @@ func (c Config) RefillPrefix() string {
 	return c.Election.Prefix + "/regions/" + c.Region
 }
 
-// LogFields is the configuration as keys and values for a structured log, without secrets.
+// LogFields returns the configuration as keys and values for a structured log, without secrets.
 func (c Config) LogFields() []any {
 	return []any{
 		"region", c.Region, "redis", c.Redis.String(), "version", c.Version,

@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// helmValues are the values of the Helm chart that decide which configuration replicas get, beside config itself.
+// helmValues are the values of the Helm chart, other than config, that affect the configuration of replicas.
 type helmValues struct {
 	ExistingConfigMap string `yaml:"existingConfigMap"`
 	VersionFrom       string `yaml:"versionFrom"`
@@ -18,12 +18,13 @@ type helmValues struct {
 	} `yaml:"extraEnv"`
 }
 
-// chartDefaults are the chart's own values of fields that have to be given.
+// chartDefaults are the values that the chart itself has for required fields.
 var chartDefaults = []Override{{Source: "default of the chart", Field: "redis.url", Value: "redis://redis:6379/0"}}
 
 // FromHelmValues returns the source of the configuration that replicas get from values of the Helm chart, named path.
-// That is config, over the chart's defaults and under the variables of extraEnv. A variable whose value comes from a
-// Secret or a ConfigMap is unknown. fromRelease reports that the version is unknown, since the release gives it.
+// It is the value config. It replaces the chart's defaults, and the variables of extraEnv replace its fields. A
+// variable whose value comes from a Secret or a ConfigMap is unknown. fromRelease reports that the version is unknown,
+// since the release gives it.
 func FromHelmValues(path string, data []byte) (s Source, fromRelease bool, err error) {
 	var values helmValues
 	if err := yaml.Unmarshal(data, &values); err != nil {

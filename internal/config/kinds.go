@@ -21,11 +21,11 @@ import (
 const (
 	maxVersion = policy.OwnEpoch - 1
 	maxPrefix  = 256
-	// Reserved begins the keys in Redis that refillers have for themselves.
+	// Reserved is the beginning of the keys in Redis that only refillers use.
 	Reserved = "refiller:"
 )
 
-// kinds are those of the fields of a file.
+// kinds are the kinds of the values in a file.
 var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 	"version":  fields.Integer(0, maxVersion),
 	"interval": fields.Duration(policy.MinInterval, policy.MaxInterval, time.Microsecond),
@@ -97,7 +97,7 @@ func readListen(s string) (any, string) {
 	return s, ""
 }
 
-// keyKind is the name of a bucket.
+// keyKind returns the kind of names of buckets.
 func keyKind() fields.Kind {
 	const want = "a bucket's name of 1 to 512 bytes without }, control characters, or refiller: at the beginning"
 	return fields.Text(want, func(s string) (any, string) {
@@ -108,11 +108,11 @@ func keyKind() fields.Kind {
 	})
 }
 
-// invisible reports whether nothing shows where r is, or something that can't be trusted: control characters, spaces
-// that are none, marks that turn the direction of text.
+// invisible reports whether r can't be seen in text, or makes other text appear different. These are control
+// characters, unusual spaces, and marks that change the direction of text.
 func invisible(r rune) bool { return !unicode.IsPrint(r) }
 
-// prefixKind is the prefix of a template, which may be empty. What it must not hold, package policy says.
+// prefixKind returns the kind of prefixes of templates, which may be empty. Package policy checks the rest.
 func prefixKind() fields.Kind {
 	want := fmt.Sprintf(`the beginning of the buckets' names, such as "user:" or "tenant:*:api", of up to %d bytes; `+
 		`"" for all names`, policy.MaxPrefix)
@@ -155,7 +155,7 @@ func rateKind() fields.Kind {
 	return k
 }
 
-// weightsKind is a mapping from what the names of flows begin with to their weights.
+// weightsKind returns the kind of a mapping from beginnings of flows' names to weights.
 func weightsKind() fields.Kind {
 	want := fmt.Sprintf("up to %d weights from 1 to %d by what names of flows begin with, such as {\"gold/\": 5}",
 		policy.MaxFlowWeights, policy.MaxFlowWeight)
@@ -187,7 +187,7 @@ func weightsKind() fields.Kind {
 
 func readZone(s string) (any, string) {
 	zone, err := time.LoadLocation(s)
-	if err != nil || strings.EqualFold(s, "local") { // whose meaning differs between replicas
+	if err != nil || strings.EqualFold(s, "local") { // local would differ between replicas
 		return nil, fields.Quote(s) + ": want " + wantZone
 	}
 	return zone, ""

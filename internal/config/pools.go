@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// pools are the file's; nil if it has none.
+// pools returns the pools of the file, nil if it doesn't have the field.
 func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 	if f.Pools == nil {
 		return nil
@@ -58,7 +58,7 @@ func (s *sharedPool) pool() pool.Pool {
 	return p
 }
 
-// checkPool reports what package pool finds wrong between fields, at the field that it names.
+// checkPool reports the contradictions between fields that package pool finds, each at the field that the error names.
 func checkPool(d *fields.Decoder, here fields.Path, p pool.Pool) {
 	for _, err := range fields.Joined(p.Validate()) {
 		var wrong *pool.FieldError
@@ -73,7 +73,7 @@ func checkPool(d *fields.Decoder, here fields.Path, p pool.Pool) {
 	}
 }
 
-// checkRegions reports a region that takes part in no pool.
+// checkRegions reports a replica's region that takes part in no pool.
 func checkRegions(d *fields.Decoder, region string, pools []pool.Pool) {
 	var known []string
 	seen := map[string]bool{}

@@ -10,15 +10,15 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// Difference is a field of which a file and what is in force say different things, as they are written in a file.
+// Difference is a field whose value in a file differs from the one in force. Both values are written as in a file.
 type Difference struct {
 	Field   string `json:"field"`
 	InForce string `json:"in_force"` // empty: it doesn't have the field
 	File    string `json:"file"`     // empty: it doesn't have the field
 }
 
-// Differences are those between the terms of a bucket that are in force and those of a file, whatever their fences and
-// a pool's grants.
+// Differences returns the differences between the terms of a bucket that are in force and those of a file. It ignores
+// fences and the grants of pools.
 func Differences(inForce, file policy.Terms) []Difference {
 	var list []Difference
 	was, is := written(inForce), written(file)
@@ -30,9 +30,8 @@ func Differences(inForce, file policy.Terms) []Difference {
 	return list
 }
 
-// BucketDifferences returns the differences between a bucket in Redis and the policy of a file. Redis doesn't know at
-// which instants the tokens of a schedule fall due, but for the last one and the next. If two schedules agree on these,
-// no difference is found.
+// BucketDifferences returns the differences between a bucket in Redis and the policy of a file. Of a schedule's
+// instants Redis has only the last one and the next. If two schedules agree on these, no difference is found.
 func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
 	if p.Terms.Pool {
@@ -48,7 +47,7 @@ func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	return list
 }
 
-// PoolDifferences are those between a pool that is in force and one of a file.
+// PoolDifferences returns the differences between a pool that is in force and one of a file.
 func PoolDifferences(inForce, file pool.Pool) []Difference {
 	before, after := writtenPool(inForce), writtenPool(file)
 	was := map[string]string{}
@@ -70,7 +69,7 @@ func PoolDifferences(inForce, file pool.Pool) []Difference {
 	return list
 }
 
-// writtenPool is what a file would say of a pool, but for fields that have their defaults.
+// writtenPool returns the fields of a pool as a file would have them, without those that have their defaults.
 func writtenPool(p pool.Pool) []writtenField {
 	rate := func(r policy.Rate) string { return r.InUnits().String() }
 	list := []writtenField{
@@ -97,7 +96,7 @@ func writtenPool(p pool.Pool) []writtenField {
 
 type writtenField struct{ field, text string }
 
-// written is what a file would say of a bucket, always the same fields in the same order.
+// written returns the fields of a bucket as a file would have them, always the same ones in the same order.
 func written(t policy.Terms) []writtenField {
 	number := func(n int64) string { return strconv.FormatInt(n, 10) }
 	rate := t.Rate().InUnits().String()

@@ -13,17 +13,18 @@ const Mask = "xxxxx"
 // maxSecret is the most bytes a password file may hold.
 const maxSecret = 64 << 10
 
-// Password is a password given as such or by the path of the file that holds it; at most one of the two. The zero
-// Password is none. It prints without its secret.
+// Password is a password or the path of the file that holds it, not both. The zero Password is no password. A Password
+// prints without its secret.
 type Password struct {
 	value string
 	file  string
 }
 
-// Plain is a password given as such.
+// Plain returns a Password with the given secret.
 func Plain(secret string) Password { return Password{value: secret} }
 
-// FromFile is a password in a file, less one trailing newline. The file is read whenever the password is asked for.
+// FromFile returns a Password that is stored in a file. The file is read whenever the secret is needed, and one
+// trailing newline is removed.
 func FromFile(path string) Password { return Password{file: path} }
 
 // IsZero reports whether there is no password.

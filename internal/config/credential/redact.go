@@ -7,8 +7,8 @@ import (
 
 var harmlessQuery = regexp.MustCompile(`^db=[0-9]*$`)
 
-// Redact hides what may be secret in text that should be an address, however broken it is: all before its last @, less
-// the user name, and its query.
+// Redact masks what may be secret in text that should be an address, however malformed the text is. It masks the query
+// and everything before the last @ except the user name.
 func Redact(s string) string {
 	head, rest, found := strings.Cut(s, "://")
 	if found {
@@ -21,7 +21,7 @@ func Redact(s string) string {
 		if found {
 			user += ":"
 		} else {
-			user = "" // a password in the place of the user
+			user = "" // may be a password in the place of the user
 		}
 		head, rest = head+user+Mask+"@", rest[at+1:]
 	}

@@ -8,11 +8,11 @@ import (
 	"os"
 )
 
-// ServerTLS names the PEM files of a TLS server. The zero ServerTLS is none.
+// ServerTLS names the PEM files of a TLS server. The zero ServerTLS is no TLS.
 type ServerTLS struct {
 	Cert     string // the server's certificate, with Key
 	Key      string
-	ClientCA string // authorities of clients, which must then show a certificate; empty: none is asked for
+	ClientCA string // authorities of clients, which then need a certificate; empty: clients need none
 }
 
 // IsZero reports whether no file is named.

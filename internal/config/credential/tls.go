@@ -20,7 +20,7 @@ type TLS struct {
 // IsZero reports whether no file is named.
 func (t TLS) IsZero() bool { return t == TLS{} }
 
-// Incomplete names the field that is missing beside the one of Cert and Key that is there, or is empty.
+// Incomplete returns the name of the missing field if only one of Cert and Key is given. Otherwise it returns "".
 func (t TLS) Incomplete() string {
 	switch {
 	case t.Cert == "" && t.Key != "":
@@ -31,8 +31,8 @@ func (t TLS) Incomplete() string {
 	return ""
 }
 
-// ClientConfig reads the files and returns a configuration for one connection of a client, TLS 1.2 or later. Called for
-// each connection, it has all files rotate.
+// ClientConfig reads the files and returns a configuration for one connection of a client, TLS 1.2 or later. If it is
+// called for each connection, all files can be rotated.
 func (t TLS) ClientConfig() (*tls.Config, error) {
 	c := &tls.Config{MinVersion: tls.VersionTLS12}
 	if t.CA != "" {

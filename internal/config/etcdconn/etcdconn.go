@@ -1,4 +1,5 @@
-// Package etcdconn makes the etcd clients of the programs from endpoints and credentials.
+// Package etcdconn makes the etcd clients of the programs from endpoints and credentials. What the programs store in
+// etcd is not its concern: see packages election and pool.
 //
 // A client is made without waiting for etcd, so that a program starts while etcd is unavailable. Password and PEM files
 // are read for each login and each connection, so all of them can be rotated. Errors show no password.
@@ -29,11 +30,12 @@ import (
 
 const (
 	loginTimeout = 5 * time.Second
-	// pingEvery and pingTimeout bound how long a connection that went silent is believed in. etcd closes connections
-	// that ping more often than every five seconds.
+	// pingEvery and pingTimeout bound the time after which a silent connection is closed. etcd closes connections that
+	// ping more often than every five seconds.
 	pingEvery   = 10 * time.Second
 	pingTimeout = 3 * time.Second
-	// redialMax keeps an outage from outlasting itself: gRPC alone would wait up to two minutes before trying again.
+	// redialMax is the longest pause between two attempts to connect. By default gRPC would wait up to two minutes, even
+	// after etcd is available again.
 	redialMax      = 2 * time.Second
 	connectTimeout = 3 * time.Second
 )
@@ -52,7 +54,7 @@ type Options struct {
 
 const forms = "host:port, http://host:port or https://host:port"
 
-// Kinds are those of the fields of Options.
+// Kinds are the kinds of the values of Options.
 var Kinds = fields.Credentials.And(fields.Kinds{"endpoint": fields.Text(forms, func(s string) (any, string) {
 	if !isEndpoint(s) {
 		return nil, fmt.Sprintf("%s: want %s, with a port from 1 to 65535", fields.Quote(credential.Redact(s)), forms)
@@ -60,7 +62,7 @@ var Kinds = fields.Credentials.And(fields.Kinds{"endpoint": fields.Text(forms, f
 	return s, ""
 })})
 
-// isEndpoint reports whether s is one of the forms.
+// isEndpoint reports whether s is an endpoint in one of the allowed forms.
 func isEndpoint(s string) bool {
 	scheme, address := splitEndpoint(s)
 	if scheme != "" {
@@ -85,7 +87,7 @@ func splitEndpoint(endpoint string) (scheme, address string) {
 }
 
 // Validate reports every option that is wrong or contradicts another, as *fields.Error joined by errors.Join. It reads
-// no file, and leaves it to Open that there are endpoints at all.
+// no file. That endpoints are missing is reported by Open.
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {
@@ -123,8 +125,8 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// Open returns a client of etcd, for the caller to close. It doesn't wait for etcd: whether that is reachable, and
-// whether the login is right, shows with the first request. It fails if the options are wrong or a file can't be used.
+// Open returns a client of etcd, for the caller to close. Open doesn't wait for etcd. The first request shows whether
+// etcd is reachable and whether the login is right. Open fails if the options are wrong or a file can't be used.
 func Open(o Options) (*clientv3.Client, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("etcd: %w", err)
@@ -159,7 +161,7 @@ func Open(o Options) (*clientv3.Client, error) {
 		DialTimeout:          loginTimeout,
 		DialKeepAliveTime:    pingEvery,
 		DialKeepAliveTimeout: pingTimeout,
-		Logger:               zap.NewNop(), // what matters comes back as an error
+		Logger:               zap.NewNop(), // important failures are returned as errors
 		DialOptions:          options,
 	})
 	if err != nil {
@@ -169,8 +171,9 @@ func Open(o Options) (*clientv3.Client, error) {
 	return client, nil
 }
 
-// login has each login read the password again. While the client is being made it says that no login is needed: etcd
-// answers the first request that does need one with "user name is empty", upon which the client logs in and repeats it.
+// login makes each login read the password again. While the client is being made, login reports that no login is
+// needed. If it is needed, etcd answers the first request with "user name is empty", and the client then logs in and
+// repeats the request.
 func (o Options) login(made *atomic.Bool) grpc.UnaryClientInterceptor {
 	return func(ctx context.Context, method string, req, reply any, conn *grpc.ClientConn,
 		invoke grpc.UnaryInvoker, opts ...grpc.CallOption,

@@ -17,17 +17,17 @@ import (
 const (
 	readTimeout = 2 * time.Second
 	retryPause  = time.Second
-	maxWatch    = 5 * time.Second // how long a watch is trusted to be of the etcd that was read
+	maxWatch    = 5 * time.Second // how long a watch lasts before the key is read again
 )
 
-// Key keeps the value of one key of etcd at hand and reports when it has changed. Value is safe for concurrent use with
-// the others.
+// Key keeps a copy of the value of one key of etcd and reports its changes. Value may be called concurrently with the
+// other methods.
 //
-// A deletion is ignored: the value that was read last stays. While etcd does not answer it stays too, and a change in
-// the meantime is reported afterwards.
+// A deletion is ignored: the copy keeps the last value. It also does while etcd does not answer, and a change in the
+// meantime is reported afterwards.
 //
-// An etcd that was restored or emptied counts revisions from an earlier one, and a watch from a later one delivers
-// nothing of what is written there. So the key is also read every 5 s (maxWatch).
+// After etcd was restored or emptied, its revisions begin at an earlier number. A watch from a later revision then
+// delivers no changes. So the key is also read every 5 s (maxWatch).
 type Key struct {
 	client *clientv3.Client
 	name   string
@@ -37,22 +37,22 @@ type Key struct {
 	value []byte
 }
 
-// NewKey makes a Key whose value is not known yet. The client stays the caller's.
+// NewKey makes a Key whose value is not known yet. It never closes the client.
 func NewKey(client *clientv3.Client, name string, log hclog.Logger) *Key {
 	return &Key{client: client, name: name, log: log}
 }
 
-// Name is the key's name.
+// Name returns the name of the key in etcd.
 func (k *Key) Name() string { return k.name }
 
-// Value is the value as it was last seen; nil if it is not known or was never there. It is not to be changed.
+// Value returns the value that was last read; nil if it is not known or never existed. The caller must not change it.
 func (k *Key) Value() []byte {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.value
 }
 
-// Read reads the value. It is not called while Run runs.
+// Read reads the value. It must not be called while Run runs.
 func (k *Key) Read(ctx context.Context) error {
 	_, _, err := k.read(ctx)
 	return err
@@ -72,7 +72,7 @@ func (k *Key) read(ctx context.Context) (changed bool, revision int64, err error
 	return changed, resp.Header.Revision, nil
 }
 
-// set keeps a value and reports whether it is another one.
+// set stores a value and reports whether it differs from the last one.
 func (k *Key) set(value []byte) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -83,9 +83,9 @@ func (k *Key) set(value []byte) bool {
 	return true
 }
 
-// Run calls changed, from this goroutine, after each change of the value since it was last read, until ctx ends.
+// Run calls changed in this goroutine after each change of the value since it was last read. It returns when ctx ends.
 func (k *Key) Run(ctx context.Context, changed func()) {
-	reading := true // the first failure of several is worth a line
+	reading := true // of several failures in a row only the first is logged
 	for {
 		another, revision, err := k.read(ctx)
 		switch {
@@ -109,8 +109,8 @@ func (k *Key) Run(ctx context.Context, changed func()) {
 	}
 }
 
-// follow reports changes from a revision on until the watch has lasted for maxWatch, or ends before: then it is not
-// whole.
+// follow reports changes from a revision on, until the watch has lasted for maxWatch. It reports whether the watch
+// lasted as long, and not only until it failed.
 func (k *Key) follow(ctx context.Context, revision int64, changed func()) (whole bool) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), maxWatch)
 	defer cancel()

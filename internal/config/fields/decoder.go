@@ -11,8 +11,8 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// Decoder fills one struct from layers, of which a later one counts more: the defaults, the file, what is shared,
-// variables, flags. It collects what is wrong.
+// Decoder fills one struct from layers: the defaults, the file, the shared part, variables and flags, in this order. A
+// later layer replaces values of the earlier ones. The Decoder collects all problems.
 type Decoder struct {
 	kinds    Kinds
 	into     reflect.Value
@@ -30,7 +30,8 @@ func New(kinds Kinds, into any) *Decoder {
 	return d
 }
 
-// Read adds a YAML document, which messages call source. It reports whether the document could be parsed at all.
+// Read adds a YAML document as a layer. source is its name in messages. Read reports whether the document could be
+// parsed at all.
 func (d *Decoder) Read(source string, data []byte) bool {
 	l := d.parse(source, data)
 	if l != nil {
@@ -57,11 +58,11 @@ func (d *Decoder) ReadUnder(source string, data []byte, field string) bool {
 	return true
 }
 
-// Override is a value that replaces the file's.
+// Override is a value that replaces one of the file.
 type Override struct {
-	Source string // what to call it in a Problem: the flag or variable, such as --listen
-	Field  string // dotted path of a single value, or of a list of these, such as redis.url
-	Value  string // as in the file; with commas between for a list
+	Source string // the flag or variable, as Problems name it, such as --listen
+	Field  string // dotted path of a value or of a list of values, such as redis.url
+	Value  string // as in the file; a list has commas between its values
 	Secret bool   // the value is the secret itself, where the field names a file
 }
 
@@ -75,7 +76,7 @@ func (d *Decoder) Lay(o Override) {
 	d.add(&layer{o.Source, n})
 }
 
-// Over adds the document that another Decoder has read.
+// Over adds the document that another Decoder has read, as a layer.
 func (d *Decoder) Over(other *Decoder) { d.add(other.layers[0]) }
 
 func (d *Decoder) add(l *layer) {
@@ -84,7 +85,7 @@ func (d *Decoder) add(l *layer) {
 	d.object(l, l.root, d.into, nil)
 }
 
-// forget drops what is wrong with the values that those of a new layer replace.
+// forget removes the problems of values that a new layer replaces.
 func (d *Decoder) forget(n *yaml.Node, at Path) {
 	if n.Kind == yaml.MappingNode {
 		for i := 0; i+1 < len(n.Content) && len(d.problems) > 0; i += 2 {
@@ -107,7 +108,7 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 		d.report(l, n, at, fmt.Sprintf("want fields (%s), not %s", strings.Join(s.names, ", "), show(n)))
 		return
 	}
-	var given uint64 // by the number of the field
+	var given uint64 // a bit for each field, by its number
 	for i := 0; i+1 < len(n.Content); i += 2 {
 		key, child := n.Content[i], n.Content[i+1]
 		number, known := s.byName[key.Value]
@@ -124,7 +125,7 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 		}
 	}
 	if len(at) < 2 || !strings.HasPrefix(at[1], "[") {
-		return // another layer may have what is missing: Require checks it
+		return // another layer may have missing fields: Require checks them
 	}
 	for i := range s.fields {
 		if f := &s.fields[i]; f.required && given&(1<<i) == 0 {
@@ -133,7 +134,7 @@ func (d *Decoder) object(l *layer, n *yaml.Node, v reflect.Value, at Path) {
 	}
 }
 
-// twice reports a key that the mapping has before.
+// twice reports a key that occurs earlier in the mapping, too.
 func (d *Decoder) twice(l *layer, mapping, key *yaml.Node, at Path) {
 	first := 0
 	for mapping.Content[first].Value != key.Value {
@@ -153,7 +154,7 @@ func (d *Decoder) field(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pa
 		if wrong := f.set(v, n); wrong != "" {
 			d.report(l, n, at.Field(f.name), wrong)
 		}
-	case !isNull(n): // a section in which nothing is written says nothing
+	case !isNull(n): // an empty section changes nothing
 		if v.Kind() == reflect.Pointer {
 			if v.IsNil() {
 				v.Set(reflect.New(f.section()))
@@ -187,7 +188,7 @@ func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pat
 	}
 }
 
-// keyed fills a list of structs from a mapping, whose names become a field of theirs.
+// keyed fills a list of structs from a mapping. The key of each entry becomes a field of the struct.
 func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
 	if n.Kind != yaml.MappingNode {
 		one := d.shape(f.typ.Elem()).names[0]
@@ -216,12 +217,12 @@ func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pa
 	}
 }
 
-// Require reports the required fields that no layer has, but those of lists, which have been reported.
+// Require reports the required fields that no layer has. Those of structs in lists were reported before.
 func (d *Decoder) Require() { d.require(d.into, nil) }
 
 func (d *Decoder) require(v reflect.Value, at Path) {
 	if slices.ContainsFunc(d.problems, func(p Problem) bool { return p.Field == at.String() }) {
-		return // it is no section, but something else
+		return // another value is in the place of the section
 	}
 	s := d.shape(v.Type())
 	for i := range s.fields {
@@ -234,7 +235,7 @@ func (d *Decoder) require(v reflect.Value, at Path) {
 	}
 }
 
-// Layer is the number of the layer that a field counts of, from 1, or 0 if none has it.
+// Layer returns the number of the layer whose value a field has, from 1; 0 if no layer has the field.
 func (d *Decoder) Layer(at Path) int {
 	for i, l := range slices.Backward(d.layers) {
 		if _, found := l.locate(at); found {
@@ -244,13 +245,14 @@ func (d *Decoder) Layer(at Path) int {
 	return 0
 }
 
-// Given reports whether a layer has the field, rightly or not.
+// Given reports whether a layer has the field, with a valid value or not.
 func (d *Decoder) Given(at Path) bool { return d.Layer(at) > 0 }
 
 // Valid reports whether there is no problem at a path or below it.
 func (d *Decoder) Valid(at Path) bool { return len(d.invalid) == 0 || !d.invalid[at.String()] }
 
-// where is the node of a field, or if it isn't there, the one nearest to it of the layer that has its beginning.
+// where returns the node of a field with its layer. If no layer has the field, it returns the node of the nearest
+// section above the field.
 func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
 	for n := len(at); n >= 0; n-- {
 		if number := d.Layer(at[:n]); number > 0 {
@@ -264,7 +266,7 @@ func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
 	return &layer{}, &yaml.Node{}
 }
 
-// Where says where a value is from, for messages about another one.
+// Where returns the place of a value, for messages about another value.
 func (d *Decoder) Where(at Path) string {
 	switch l, n := d.where(at); {
 	case IsLaid(n):
@@ -276,10 +278,10 @@ func (d *Decoder) Where(at Path) string {
 	}
 }
 
-// Bad reports what is wrong with the field at a path, or that it is missing.
+// Bad adds a problem with the field at a path, which may be missing.
 func (d *Decoder) Bad(at Path, format string, args ...any) { d.BadAt(at, at, format, args...) }
 
-// BadAt is Bad with the line of another field.
+// BadAt does the same as Bad, but the problem has the line of another field.
 func (d *Decoder) BadAt(line, at Path, format string, args ...any) {
 	l, n := d.where(line)
 	d.report(l, n, at, fmt.Sprintf(format, args...))
@@ -294,7 +296,7 @@ func (d *Decoder) report(l *layer, n *yaml.Node, at Path, msg string) {
 	}
 }
 
-// Check reports the Errors that errors.Join has put together, as those of the struct at a path.
+// Check adds the Errors that errors.Join has combined as problems of the struct at a path.
 func (d *Decoder) Check(at Path, err error) {
 	for _, err := range Joined(err) {
 		if wrong := (*Error)(nil); errors.As(err, &wrong) {
@@ -315,7 +317,7 @@ func Joined(err error) []error {
 // AddProblems adds problems that were found elsewhere.
 func (d *Decoder) AddProblems(others Problems) { d.problems = append(d.problems, others...) }
 
-// Err is all that is wrong, as Problems, or nil.
+// Err returns all problems as Problems, nil if there are none.
 func (d *Decoder) Err() error {
 	if len(d.problems) == 0 {
 		return nil

@@ -5,15 +5,15 @@ import "reflect"
 // Field describes a field of a struct, for a schema and a reference.
 type Field struct {
 	Name     string
-	Path     string // dotted; items of lists as buckets[], those with names as regions.NAME
+	Path     string // dotted; an item of a list is buckets[], an item with a name regions.NAME
 	Kind     *Kind  // nil: a section or a list of sections
 	Required bool
 	Default  string
-	List     bool   // of single values or of sections
-	Keyed    bool   // a list of sections with names
-	Env      string // variable, or empty
+	List     bool   // it is a list of single values or of sections
+	Keyed    bool   // it is a list of sections with names
+	Env      string // its variable, or empty
 	Secret   string // variable of the secret itself, or empty
-	Type     string // the struct in Go that it is a field of, such as policy.Rate
+	Type     string // the struct in Go that has the field, such as policy.Rate
 	Go       string // the field in Go, whose comment describes it
 	Fields   []Field
 	Section  string // the struct in Go that Fields are of

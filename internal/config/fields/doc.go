@@ -1,7 +1,7 @@
-// Package fields fills tagged structs from YAML, environment variables and flags, and reports everything that is wrong
-// with them at its line.
+// Package fields fills tagged structs from YAML, environment variables and flags. It reports all errors in these, each
+// with its line. The package knows nothing of refillers: package config has the structs and their kinds of values.
 //
-// A struct shows the shape of a file. The tags of its fields:
+// A struct shows the structure of a file. Its fields have these tags:
 //
 //	yaml:"capacity"           name; ",required" behind it: the field must be there; ",inline": an embedded struct's
 //	                          fields are beside the others; ",key": the name that a mapping has for the struct

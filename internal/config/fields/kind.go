@@ -16,11 +16,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Kind is what a single value may be.
+// Kind is a kind of single values.
 type Kind struct {
-	// Want says what is allowed, for messages and the reference: "a whole number from 1 to 9".
+	// Want describes the allowed values, for messages and the reference: "a whole number from 1 to 9".
 	Want string
-	// Read returns the value, of the field's type, or what is wrong with it.
+	// Read returns the value in the field's type, or a description of the error.
 	Read func(n *yaml.Node) (v any, wrong string)
 	// Schema is the JSON Schema of the value.
 	Schema map[string]any
@@ -29,17 +29,17 @@ type Kind struct {
 // Kinds are kinds by their names in tags.
 type Kinds map[string]Kind
 
-// And are the kinds of both.
+// And returns the kinds of both.
 func (k Kinds) And(others Kinds) Kinds {
 	all := maps.Clone(k)
 	maps.Copy(all, others)
 	return all
 }
 
-// secretTag is the tag of a value that is a secret itself, and not the name of its file.
+// secretTag is the YAML tag of a value that is the secret itself, not the name of the secret's file.
 const secretTag = "secret"
 
-// laid is a node for the value of a variable or a flag, which is on no line.
+// laid returns a node for the value of a variable or a flag. It has no line.
 func laid(text string, secret bool) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
 	if secret {
@@ -51,7 +51,7 @@ func laid(text string, secret bool) *yaml.Node {
 // IsLaid reports whether a node is the value of a variable or a flag.
 func IsLaid(n *yaml.Node) bool { return n.Line == 0 }
 
-// show is a node in a message: its kind, or the scalar as it is written.
+// show returns a node as messages show it: the kind of the node, or the scalar as it is written.
 func show(n *yaml.Node) string {
 	switch {
 	case n.Kind == yaml.MappingNode:
@@ -77,7 +77,8 @@ func isPlain(n *yaml.Node) bool {
 	return n.Kind == yaml.ScalarNode && n.Style&quoted == 0
 }
 
-// Text is text that isn't empty; parse, if there is one, reads it or says what is wrong.
+// Text returns the kind of text that isn't empty. parse, unless it is nil, returns the value or a description of the
+// error.
 func Text(want string, parse func(string) (v any, wrong string)) Kind {
 	return Kind{want, func(n *yaml.Node) (any, string) {
 		switch {
@@ -94,7 +95,7 @@ func Text(want string, parse func(string) (v any, wrong string)) Kind {
 	}, map[string]any{"type": "string"}}
 }
 
-// Matching is text of a form.
+// Matching returns the kind of text that matches a form.
 func Matching(want string, form *regexp.Regexp) Kind {
 	k := Text(want, func(s string) (any, string) {
 		if !form.MatchString(s) {
@@ -108,12 +109,12 @@ func Matching(want string, form *regexp.Regexp) Kind {
 
 var wholeNumber = regexp.MustCompile(`^[+-]?[0-9]+$`)
 
-// Integer is a whole number from lo to hi, in decimal digits.
+// Integer returns the kind of whole numbers from lo to hi, in decimal digits.
 func Integer(lo, hi int64) Kind {
 	return integer(fmt.Sprintf("a whole number from %d to %d", lo, hi), lo, hi)
 }
 
-// Whole is a whole number in decimal digits, whose range others know.
+// Whole returns the kind of whole numbers in decimal digits, whose range is checked elsewhere.
 func Whole() Kind {
 	return integer("a whole number below 2^63 in decimal digits", math.MinInt64, math.MaxInt64)
 }
@@ -133,7 +134,7 @@ func integer(want string, lo, hi int64) Kind {
 	}, map[string]any{"type": "integer", "minimum": lo, "maximum": hi}}
 }
 
-// Percent is a percentage from lo to hi, such as 40%, as a whole number.
+// Percent returns the kind of percentages from lo to hi, such as 40%. The value is the whole number.
 func Percent(lo, hi int64) Kind {
 	want := fmt.Sprintf("a percentage from %d%% to %d%%", lo, hi)
 	return Kind{want, func(n *yaml.Node) (any, string) {
@@ -146,7 +147,7 @@ func Percent(lo, hi int64) Kind {
 	}, map[string]any{"type": "string", "pattern": `^[0-9]{1,3}%$`}}
 }
 
-// Duration is a duration from lo to hi in whole multiples of unit.
+// Duration returns the kind of durations from lo to hi that are whole multiples of unit.
 func Duration(lo, hi, unit time.Duration) Kind {
 	want := fmt.Sprintf("a duration from %s to %s", short(lo), short(hi))
 	if unit >= time.Microsecond {
@@ -168,7 +169,7 @@ func Duration(lo, hi, unit time.Duration) Kind {
 	}, map[string]any{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h|d))+$`}}
 }
 
-// short writes a duration without parts that are zero: 1m, 8784h.
+// short formats a duration without the parts that are zero: 1m, 8784h.
 func short(d time.Duration) string {
 	s := d.String()
 	if strings.HasSuffix(s, "m0s") {
@@ -180,7 +181,7 @@ func short(d time.Duration) string {
 	return s
 }
 
-// Choice is one of some words. value returns the meaning of the word at a place among them.
+// Choice returns the kind of a choice among some words. value returns the value for the word with an index.
 func Choice[T any](value func(place int) T, words ...string) Kind {
 	want := "one of " + strings.Join(words, ", ")
 	return Kind{want, func(n *yaml.Node) (any, string) {
@@ -195,21 +196,22 @@ func Choice[T any](value func(place int) T, words ...string) Kind {
 	}, map[string]any{"enum": words}}
 }
 
-// Truth is true or false.
+// Truth returns the kind of true and false.
 func Truth() Kind {
 	k := Choice(func(place int) bool { return place == 1 }, "false", "true")
 	k.Schema = map[string]any{"type": "boolean"}
 	return k
 }
 
-// Credentials are the kinds of what proves a client's identity.
+// Credentials are the kinds of the fields that prove a client's identity.
 var Credentials = Kinds{
 	"user":     Text("a user's name", nil),
 	"pem file": Text("the path of a PEM file", nil),
 	"password": passwordKind(),
 }
 
-// passwordKind is the path of a password's file, or the password itself if a variable holds it.
+// passwordKind returns the kind of a password. The value is the path of its file, or the password itself if it is from
+// a variable.
 func passwordKind() Kind {
 	k := Text("the path of a file", func(s string) (any, string) { return credential.FromFile(s), "" })
 	path := k.Read

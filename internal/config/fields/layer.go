@@ -11,16 +11,16 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// MaxSize is the most bytes of a document; several hundred thousand buckets fit.
+// MaxSize is the largest size of a document in bytes. Several hundred thousand buckets fit.
 const MaxSize = 64 << 20
 
-// layer is what was read from one place: a document, a variable, a flag.
+// layer has the values that were read from one source: a document, a variable or a flag.
 type layer struct {
-	source string // what to call it in a Problem
+	source string // its name in a Problem
 	root   *yaml.Node
 }
 
-// locate finds the node at a path, or else the one nearest to it that is there.
+// locate returns the node at a path. If there is none, it returns the nearest node above.
 func (l *layer) locate(p Path) (n *yaml.Node, found bool) {
 	n = l.root
 	for _, step := range p {
@@ -51,8 +51,8 @@ func below(n *yaml.Node, step string) *yaml.Node {
 
 var yamlError = regexp.MustCompile(`^yaml: (?:line (\d+): )?`)
 
-// parse reads the only document of a text; nil if there is a problem. It refuses the features that make YAML a language
-// of its own, so that every node means what is written at its place and the tree is as large as its text.
+// parse parses the only document of a text. It returns nil if there is a problem. It refuses anchors, aliases, merge
+// keys and tags. So the value of every node is written at the node's place, and the tree is no larger than the text.
 func (d *Decoder) parse(source string, data []byte) *layer {
 	whole := func(line int, msg string) *layer {
 		d.problems = append(d.problems, Problem{Source: source, Line: max(1, line), Column: 1, Msg: msg})
@@ -87,11 +87,11 @@ func (d *Decoder) parse(source string, data []byte) *layer {
 	return l
 }
 
-// tabbed is a line with a tab in its indentation, also in that behind a dash or a name.
+// tabbed matches a line with a tab in its indentation, or in the indentation behind a dash or a name.
 var tabbed = regexp.MustCompile(`^[ -]*\t|^[^"'#]*[:-] *\t`)
 
-// Malformed says what the parser found wrong, and on which line. The parser has no word for tabs, and may name the line
-// before.
+// Malformed returns the error that the parser found, and its line. It corrects an error that a tab caused: the parser
+// does not mention tabs, and may name the line before.
 func Malformed(err error, data []byte) (line int, msg string) {
 	if m := yamlError.FindStringSubmatch(err.Error()); m != nil {
 		line, _ = strconv.Atoi(m[1])

@@ -8,16 +8,16 @@ import (
 	"strings"
 )
 
-// Problem is one thing that is wrong.
+// Problem is one error in a configuration.
 type Problem struct {
-	Source string `json:"source,omitempty"` // the file, or the variable or flag that the value is from
+	Source string `json:"source,omitempty"` // the file, variable or flag that has the value
 	Line   int    `json:"line,omitempty"`   // from 1; 0 if it is in no file
 	Column int    `json:"column,omitempty"` // from 1; 0 if it is in no file
 	Field  string `json:"field,omitempty"`  // dotted path, such as buckets[0].rate; empty for the whole file
-	Msg    string `json:"message"`          // the value, and what is allowed
+	Msg    string `json:"message"`          // the value, and the allowed values
 }
 
-// String writes the problem as compilers do: source:line:column: field: message.
+// String formats the problem as compilers do: source:line:column: field: message.
 func (p Problem) String() string {
 	var b strings.Builder
 	if p.Source != "" {
@@ -36,10 +36,10 @@ func (p Problem) String() string {
 	return b.String()
 }
 
-// Problems are all that is wrong, in the order of the file, and at least one.
+// Problems are all problems of a configuration, at least one, in the order of the file.
 type Problems []Problem
 
-// Error writes one problem per line.
+// Error returns one line for each problem.
 func (p Problems) Error() string {
 	lines := make([]string, len(p))
 	for i, problem := range p {
@@ -54,25 +54,26 @@ func (p Problems) sort() {
 	})
 }
 
-// Error is what is wrong with one field of a struct, for validation that knows of no file.
+// Error is an error in one field of a struct, for validation without a file.
 type Error struct {
-	Field string // from the struct, such as tls.ca or endpoints[1]
+	Field string // relative to the struct, such as tls.ca or endpoints[1]
 	Msg   string
 }
 
 // Error implements error.
 func (e *Error) Error() string { return e.Field + ": " + e.Msg }
 
-// Path is the place of a value: names of fields, and items of lists as [0]. The nil Path is that of the whole file.
+// Path is the place of a value. It has names of fields, and items of lists as [0]. The nil Path is that of the whole
+// file.
 type Path []string
 
-// Field is the path of a field below p.
+// Field returns the path of a field below p.
 func (p Path) Field(name string) Path { return append(p[:len(p):len(p)], name) }
 
-// Item is the path of an item of the list p.
+// Item returns the path of an item of the list p.
 func (p Path) Item(i int) Path { return p.Field("[" + strconv.Itoa(i) + "]") }
 
-// String writes the path as buckets[0].rate.
+// String formats the path as buckets[0].rate.
 func (p Path) String() string {
 	var b strings.Builder
 	for i, step := range p {
@@ -84,7 +85,7 @@ func (p Path) String() string {
 	return b.String()
 }
 
-// Closest is the word that s is likely a misspelling of, or empty.
+// Closest returns the word of which s is likely a misspelling, or "".
 func Closest(s string, words []string) string {
 	best, least := "", 3
 	if len(s) > maxShown {
@@ -98,7 +99,8 @@ func Closest(s string, words []string) string {
 	return best
 }
 
-// distance counts the letters to insert, delete, replace or swap with the next one to get from a to b.
+// distance returns how many letters have to be inserted, deleted, replaced or swapped with the next one to change a to
+// b.
 func distance(a, b string) int {
 	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {
@@ -124,7 +126,7 @@ func distance(a, b string) int {
 
 const maxShown = 64 // characters of a value in a message
 
-// Quote shows text in a message: cut short, in quotes, and without what a terminal would act upon.
+// Quote returns text as messages show it: shortened, in quotes, and without control sequences of terminals.
 func Quote(s string) string {
 	if r := []rune(s); len(r) > maxShown {
 		s = string(r[:maxShown]) + "..."
@@ -132,7 +134,7 @@ func Quote(s string) string {
 	return strconv.Quote(s)
 }
 
-// Brief is Quote without the quotes, for what is a plain word as a rule.
+// Brief returns the same as Quote, but without quotes. It is for text that is usually a plain word.
 func Brief(s string) string {
 	q := Quote(s)
 	if word := q[1 : len(q)-1]; !strings.Contains(word, `\`) {

@@ -8,14 +8,14 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// shape is what the tags of a struct say.
+// shape is the content of the tags of a struct.
 type shape struct {
 	fields   []field
 	byName   map[string]int
 	names    []string
-	refused  map[string]string // why there is no field of a name that users may expect
+	refused  map[string]string // names that users may expect, with the reason for which there is no such field
 	key      *field            // the field that holds the name of the struct, if a mapping has one for it
-	defaults reflect.Value     // a struct with them
+	defaults reflect.Value     // a struct that has the default values
 }
 
 // field is a field of a struct.
@@ -23,15 +23,15 @@ type field struct {
 	name        string
 	kind        *Kind // nil: a struct, or a list of structs
 	required    bool
-	initial     string  // the default, as it would be written
-	env, secret *string // last parts of the variables' names; of a section, the prefix of those of its fields
+	initial     string  // the default, as a file would have it
+	env, secret *string // last parts of variables' names; for a section, their prefix for its fields
 	index       []int
 	typ         reflect.Type
 	help        string
 	doc         [2]string // type and name in Go
 }
 
-// section is the struct that the field is or points to, or nil.
+// section returns the struct type of the field, or the one that the field points to. It returns nil for other fields.
 func (f *field) section() reflect.Type {
 	t := f.typ
 	if t.Kind() == reflect.Pointer {
@@ -43,7 +43,7 @@ func (f *field) section() reflect.Type {
 	return t
 }
 
-// set sets a single value, or says what is wrong with it.
+// set sets a single value, or returns a description of the error.
 func (f *field) set(v reflect.Value, from *yaml.Node) (wrong string) {
 	read, wrong := f.kind.Read(from)
 	if wrong != "" {
@@ -57,7 +57,7 @@ func (f *field) set(v reflect.Value, from *yaml.Node) (wrong string) {
 	return ""
 }
 
-// missing is the message for a required field that isn't there.
+// missing returns the message for a required field that is missing.
 func (d *Decoder) missing(f *field, at Path) string {
 	msg := "it is required"
 	if v := d.variable(at, false); v != "" {
@@ -69,7 +69,7 @@ func (d *Decoder) missing(f *field, at Path) string {
 	return msg
 }
 
-// unknown is the message for a name that the struct doesn't have.
+// unknown returns the message for a name that the struct doesn't have.
 func (d *Decoder) unknown(s *shape, at Path) string {
 	name := at[len(at)-1]
 	if why := s.refused[name]; why != "" {
@@ -85,7 +85,7 @@ func (d *Decoder) unknown(s *shape, at Path) string {
 	return "unknown field: allowed are " + strings.Join(s.names, ", ")
 }
 
-// shape reads the tags of a struct; a tag that makes no sense panics, in every test.
+// shape reads the tags of a struct. It panics if a tag is invalid, which every test shows.
 func (d *Decoder) shape(t reflect.Type) *shape {
 	s := d.shapes[t]
 	if s == nil {
@@ -96,7 +96,7 @@ func (d *Decoder) shape(t reflect.Type) *shape {
 	return s
 }
 
-// addFields adds the fields of a struct, which may be embedded in the one of the shape.
+// addFields adds the fields of a struct to the shape. The struct may be embedded in that of the shape.
 func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 	for i := range t.NumField() {
 		sf := t.Field(i)
@@ -141,7 +141,7 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 	}
 }
 
-// setDefault sets the field's default, or those of the section that it is.
+// setDefault sets the field's default. If the field is a section, it sets those of the section's fields.
 func (d *Decoder) setDefault(s *shape, f *field) {
 	switch v := s.defaults.FieldByIndex(f.index); {
 	case f.initial != "":

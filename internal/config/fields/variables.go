@@ -11,10 +11,10 @@ import (
 // Prefix begins the names of all environment variables.
 const Prefix = "REFILLER_"
 
-// Environment is a process' environment: values by name. An empty value counts as unset.
+// Environment has the values of a process's environment variables by name. An empty value counts as unset.
 type Environment map[string]string
 
-// EnvironmentOf reads an environment as os.Environ returns it.
+// EnvironmentOf converts the result of os.Environ.
 func EnvironmentOf(environ []string) Environment {
 	e := Environment{}
 	for _, entry := range environ {
@@ -29,12 +29,12 @@ type Variable struct {
 	Name   string
 	Field  string // dotted path
 	Want   string // what is allowed
-	Help   string // what it is for, in a few words, or empty
+	Help   string // its purpose in a few words, or empty
 	Secret bool   // it holds the secret itself, where the field names a file
 }
 
-// Flag is the name of the command line's flag for the same, or empty for a secret, which other users of a machine would
-// see. The flags of addresses have the short names.
+// Flag returns the name of the flag that sets the same field. It is empty for a secret, because other users of a
+// machine can read command lines. The flags of addresses have short names.
 func (v Variable) Flag() string {
 	if v.Secret {
 		return ""
@@ -43,7 +43,7 @@ func (v Variable) Flag() string {
 	return strings.TrimSuffix(strings.TrimSuffix(name, "-endpoints"), "-url")
 }
 
-// Usage describes the flag.
+// Usage returns the description of the flag.
 func (v Variable) Usage() string {
 	text := v.Help
 	if text == "" {
@@ -52,7 +52,8 @@ func (v Variable) Usage() string {
 	return text + " ($" + v.Name + ")"
 }
 
-// Variables are those of all fields, in the fields' order. Of two about one field the later counts.
+// Variables returns the variables of all fields, in the order of the fields. If two set the same field, the later one
+// has precedence.
 func (d *Decoder) Variables() []Variable { return d.variables(d.into.Type(), Prefix, "") }
 
 func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
@@ -73,7 +74,8 @@ func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
 	return list
 }
 
-// variable is the name of the variable that sets a field, or that holds its secret, or empty.
+// variable returns the name of the variable that sets a field, "" if there is none. With secret it is the variable that
+// holds the secret itself.
 func (d *Decoder) variable(at Path, secret bool) string {
 	for _, v := range d.Variables() {
 		if v.Field == at.String() && v.Secret == secret {
@@ -83,7 +85,7 @@ func (d *Decoder) variable(at Path, secret bool) string {
 	return ""
 }
 
-// LayEnvironment lays the variables that are set.
+// LayEnvironment adds a layer for each variable that is set.
 func (d *Decoder) LayEnvironment(e Environment) {
 	for _, v := range d.Variables() {
 		if value := e[v.Name]; value != "" {
@@ -92,7 +94,8 @@ func (d *Decoder) LayEnvironment(e Environment) {
 	}
 }
 
-// services are the names that Kubernetes gives variables about Services, such as one called refiller or refiller-redis.
+// services matches the names of the variables that Kubernetes sets for Services, such as one called refiller or
+// refiller-redis.
 var services = regexp.MustCompile(
 	`_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 

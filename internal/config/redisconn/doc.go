@@ -1,5 +1,6 @@
-// Package redisconn builds the Redis client of the programs from a URL and credentials, which all of them read in the
-// same way: from a configuration, from variables, and from flags ([Options], [FromCommandLine]).
+// Package redisconn builds the Redis client of the programs from a URL and credentials. All programs read these in the
+// same way, from a configuration, from variables and from flags ([Options], [FromCommandLine]). The package is not for
+// applications: they make a client of go-redis themselves.
 //
 // These are the forms of a URL. In all of them user:password@ may precede the host:
 //
@@ -10,8 +11,9 @@
 //	redis-cluster://h1[:6379],h2,h3                  a Redis Cluster, found through any of these nodes
 //	rediss-sentinel://..., rediss-cluster://...      the same over TLS
 //
-// The only query parameter is db; it is an error to give it twice or in a Cluster. What needs escaping in a password is
-// percent-encoded. A configuration file's URL holds no password; one that is typed or in the environment may.
+// The only query parameter is db. It is an error to give it twice or for a Cluster. Characters of a password that need
+// escaping are percent-encoded. The URL in a configuration file must not have a password. A URL in a flag or a variable
+// may.
 //
 // All clients have this in common:
 //

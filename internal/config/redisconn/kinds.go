@@ -9,18 +9,18 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// DefaultURL is the address of programs that are given none.
+// DefaultURL is the address that programs use if none is given.
 const DefaultURL = "redis://127.0.0.1:6379/0"
 
-// Kinds are those of the fields of Options.
+// Kinds are the kinds of the values of Options.
 var Kinds = fields.Credentials.And(fields.Kinds{
 	"redis url":         urlKind(),
 	"redis timeout":     fields.Duration(MinTimeout, MaxTimeout, 1),
 	"redis connections": fields.Integer(1, MaxPoolSize),
 })
 
-// urlKind is an address, which is shown in no message, for it may hold a password. That is no place for a configuration
-// file to hold one: see the package documentation.
+// urlKind returns the kind of addresses. No message shows an address, because it may have a password. In a
+// configuration file it must have none: see the package documentation.
 func urlKind() fields.Kind {
 	k := fields.Text(Forms, nil)
 	k.Read = func(n *yaml.Node) (any, string) {
@@ -40,8 +40,8 @@ func urlKind() fields.Kind {
 	return k
 }
 
-// Settle reports what is wrong with options that a Decoder has read at a path. An address with credentials brings those
-// that count, before those that a layer below it has.
+// Settle reports the errors in options that a Decoder has read at a path. If an address has credentials, they replace
+// those of earlier layers.
 func (o *Options) Settle(d *fields.Decoder, at fields.Path) {
 	if o.URL.Username != "" || !o.URL.Password.IsZero() {
 		url := d.Layer(at.Field("url"))
@@ -57,15 +57,16 @@ func (o *Options) Settle(d *fields.Decoder, at fields.Path) {
 	}
 }
 
-// section is the part of a configuration that says how to reach Redis.
+// section is the part of a configuration with the options for Redis.
 type section struct {
 	Redis Options `yaml:"redis" env:"REDIS_"`
 }
 
-// Variables are those that say how to reach Redis; each but those of secrets is a flag of the programs too.
+// Variables returns the environment variables with the options for Redis. Each of them is also a flag of the programs,
+// unless it holds a secret.
 func Variables() []fields.Variable { return fields.New(Kinds, &section{}).Variables() }
 
-// FromCommandLine reads options from the environment and from flags, which count more. Without an address it is
+// FromCommandLine reads options from the environment and from flags, which have precedence. The default address is
 // DefaultURL. The error is fields.Problems.
 func FromCommandLine(e fields.Environment, flags ...fields.Override) (Options, error) {
 	var s section

@@ -8,8 +8,9 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// SetLogger sends what go-redis logs to l, at debug level: whatever concerns a call is in that call's error. A nil l
-// drops it. The setting is global to the process, so main makes it, before the first client is opened.
+// SetLogger sends the messages of go-redis to l at debug level, because failures of a call are in the error of the
+// call. If l is nil, the messages are dropped. The setting is global to the process, so main makes it before it opens
+// the first client.
 func SetLogger(l hclog.Logger) {
 	if l == nil {
 		l = hclog.NewNullLogger()

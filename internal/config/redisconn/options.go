@@ -15,21 +15,21 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// Timeouts and sizes where Options has none, and their ranges.
+// The defaults of timeouts and sizes, and their ranges.
 const (
 	DefaultDialTimeout = 2 * time.Second
-	DefaultReadTimeout = 2 * time.Second // of writes too
+	DefaultReadTimeout = 2 * time.Second // also of writes
 	MinTimeout         = time.Millisecond
 	MaxTimeout         = time.Minute
 	DefaultPoolSize    = 32
 	MaxPoolSize        = 10_000
 )
 
-// topologyAge is how old a Cluster client's map of slots may get. Scripts are not sent again when a node was lost, so
-// no error makes the client search for the node that took over. The age does.
+// topologyAge is how old a Cluster client's map of slots may get. When a node was lost, scripts are not sent again, so
+// no error makes the client search for the node that took over. The age makes it search.
 const topologyAge = 2 * time.Second
 
-// Options is how to reach Redis, by the fields of a configuration and their variables. It prints without secrets.
+// Options are the options of a connection to Redis, as fields of a configuration. They print without secrets.
 type Options struct {
 	// Where Redis is.
 	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
@@ -66,7 +66,7 @@ func (o Options) Validate() error {
 	switch none := o.Password.IsZero() && o.URL.Password.IsZero(); {
 	case none && o.Username != "":
 		bad("username", "%q has no password: give password_file", o.Username)
-	case none && o.URL.Username != "": // not shown: it may be a password in the wrong place
+	case none && o.URL.Username != "": // the name is not shown, since it may be a password
 		bad("url", "has a user but no password: give password_file")
 	}
 	if !o.TLS.IsZero() && !o.URL.TLS {
@@ -97,7 +97,7 @@ func (o Options) Validate() error {
 	return errors.Join(errs...)
 }
 
-// String writes the address with the user in force, without secrets.
+// String returns the address with the user in force, without secrets.
 func (o Options) String() string {
 	u := o.URL
 	if o.Username != "" {
@@ -106,8 +106,8 @@ func (o Options) String() string {
 	return u.String()
 }
 
-// Open returns a client, which connects when it is first used; the caller closes it. Errors name what is wrong with the
-// options or with the files they name.
+// Open returns a client, which connects when it is first used; the caller closes it. Errors name the wrong option or
+// file.
 func Open(o Options) (redis.UniversalClient, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("redisconn: %w", err)
@@ -123,7 +123,8 @@ func Open(o Options) (redis.UniversalClient, error) {
 		ReadTimeout:           orDefault(o.ReadTimeout, DefaultReadTimeout),
 		WriteTimeout:          orDefault(o.WriteTimeout, DefaultReadTimeout),
 		PoolSize:              orDefault(o.PoolSize, DefaultPoolSize),
-		// The handshake of maintenance notifications is one more round trip per connection to servers without them.
+		// The handshake of maintenance notifications costs a round trip for each connection to a server that doesn't have
+		// them.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	if o.URL.TLS {
@@ -151,7 +152,7 @@ func Open(o Options) (redis.UniversalClient, error) {
 	}
 }
 
-// dialTLS makes a connection with the files as they are now.
+// dialTLS makes a connection with the present content of the files.
 func (o Options) dialTLS(ctx context.Context, network, addr string) (net.Conn, error) {
 	config, err := o.TLS.ClientConfig()
 	if err != nil {
@@ -163,7 +164,7 @@ func (o Options) dialTLS(ctx context.Context, network, addr string) (net.Conn, e
 	return dialer.DialContext(ctx, network, addr)
 }
 
-// credentials has every new connection ask for the credentials, and fails now if a file can't be read now.
+// credentials makes every new connection read the credentials. It fails if a file can't be read now.
 func (o Options) credentials(u *redis.UniversalOptions) error {
 	username, password := o.URL.Username, o.URL.Password
 	if o.Username != "" {
@@ -190,8 +191,8 @@ func (o Options) credentials(u *redis.UniversalOptions) error {
 	return nil
 }
 
-// loginToSentinel logs a new connection in that isn't yet. go-redis has no provider of the sentinels' credentials, and
-// calls this for connections to the master too, which it has logged in before.
+// loginToSentinel logs in on a new connection, unless go-redis has done so. go-redis has no provider of the sentinels'
+// credentials. It also calls loginToSentinel for connections to the master, on which it has logged in before.
 func (o Options) loginToSentinel(ctx context.Context, conn *redis.Conn) error {
 	if err := conn.Ping(ctx).Err(); !redis.HasErrorPrefix(err, "NOAUTH") {
 		return err

@@ -11,25 +11,26 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// unauthenticated is how Redis refuses a command of more than ten words before a login.
+// unauthenticated is the beginning of the error with which Redis refuses a command of more than ten words before a
+// login.
 const unauthenticated = "ERR Protocol error: unauthenticated"
 
-// refusals begin the answers of a server that has run nothing of a command or script.
+// refusals are the beginnings of error replies that prove that the server ran no part of a command or script.
 var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADING", "MASTERDOWN", "CLUSTERDOWN"}
 
-// writeRefusals begin the answers of a server that accepts no writes at present. A script gets one for its first write
-// alone: once it has written something, servers let it end.
+// writeRefusals are the beginnings of error replies of a server that accepts no writes at present. A script can get one
+// only for its first write, because a server lets a script end that has written something.
 var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
 
-// alerts are those of a server that refuses a TLS connection: handshake failure, certificates that are bad,
+// alerts are the TLS alerts of a server that refuses a connection: handshake failure, certificates that are bad,
 // unsupported, revoked, expired or unknown, unknown authority, access denied, certificate required.
 var alerts = []tls.AlertError{40, 42, 43, 44, 45, 46, 48, 49, 116}
 
-// PasswordAdvice says what to do about an error of WantsPassword.
+// PasswordAdvice is the advice for users about an error of WantsPassword.
 const PasswordAdvice = "Put the password into a file, and name that with --redis-password-file, " +
 	"REFILLER_REDIS_PASSWORD_FILE or redis.password_file; the user, unless it is the default one, with --redis-username."
 
-// WantsPassword reports whether an error is that a server wants a password, and got none or a wrong one.
+// WantsPassword reports whether an error means that a server requires a password and got none or a wrong one.
 func WantsPassword(err error) bool {
 	return slices.ContainsFunc([]string{"NOAUTH", unauthenticated, "WRONGPASS"}, func(prefix string) bool {
 		return redis.HasErrorPrefix(err, prefix)
@@ -37,7 +38,7 @@ func WantsPassword(err error) bool {
 }
 
 // Unsent reports whether an error proves that a command had no effect: there was no connection, or the server refused
-// it. Any other error leaves open whether the command was executed.
+// it. After any other error the command may have been executed.
 func Unsent(err error) bool {
 	var dial *net.OpError
 	var file *fs.PathError // of a password or certificate
@@ -51,7 +52,7 @@ func Unsent(err error) bool {
 		return slices.Contains(alerts, alert)
 	case errors.As(err, &answer):
 		said := func(r string) bool { return strings.HasPrefix(answer.Error(), r) }
-		// What else a script's own command was refused may have come after others.
+		// Another refusal inside a script may have come after commands that were executed.
 		return slices.ContainsFunc(writeRefusals, said) ||
 			slices.ContainsFunc(refusals, said) && !strings.Contains(answer.Error(), "script")
 	}

@@ -27,7 +27,7 @@ const Forms = "redis://host:port/db, rediss://host:port/db, unix:///path, redis-
 // ErrURL is returned for an address that is none of the forms of the package documentation.
 var ErrURL = errors.New("redisconn: bad url")
 
-// Kind is how a server is reached.
+// Kind is the way in which a server is reached.
 type Kind int
 
 // Kinds of addresses.
@@ -107,7 +107,7 @@ func parse(s string) (URL, error) {
 	return u, err
 }
 
-// setPath reads what the path and the query say: the socket or the master, and the database.
+// setPath sets the socket or the master, and the database, from the path and the query.
 func (u *URL) setPath(parsed *url.URL, hosts string) error {
 	db, err := queryDB(parsed.RawQuery)
 	if err != nil {
@@ -147,7 +147,7 @@ func (u *URL) setPath(parsed *url.URL, hosts string) error {
 
 var errDB = fmt.Errorf("db must be a whole number from 0 to %d", maxDB)
 
-// queryDB reads the only parameter of a query; "" if it isn't there.
+// queryDB returns the only parameter of a query, "" if it is missing.
 func queryDB(raw string) (db string, err error) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
@@ -165,7 +165,7 @@ func queryDB(raw string) (db string, err error) {
 	return db, nil
 }
 
-// setAddrs reads the hosts; a socket has none.
+// setAddrs sets the addresses from the hosts. A socket has no hosts.
 func (u *URL) setAddrs(hosts string) error {
 	if u.Kind == Unix {
 		return nil
@@ -187,7 +187,7 @@ func (u *URL) setAddrs(hosts string) error {
 	return nil
 }
 
-// address completes host[:port] and checks both.
+// address adds the default port to host[:port] if it is missing, and checks both parts.
 func address(s, port string) (string, error) {
 	host := s
 	if h, p, err := net.SplitHostPort(s); err == nil {
@@ -204,7 +204,7 @@ func address(s, port string) (string, error) {
 	return net.JoinHostPort(host, port), nil
 }
 
-// String writes the address with the password masked.
+// String returns the address with the password masked.
 func (u URL) String() string {
 	var b strings.Builder
 	for scheme, form := range schemes {
