@@ -19,19 +19,19 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// pools are the replica's part in the pools: it speaks for its region, and is a
-// candidate for the coordination of all regions.
+// pools is the part of the replica in the pools. It reports and applies for its region, and is a candidate for the
+// coordination of all regions.
 type pools struct {
 	agent       *pool.Agent
 	coordinator *pool.Coordinator
 	elector     *election.Elector // of the coordinator
 	who         *whoLeads
 	lease       time.Duration // of a grant
-	trends      stats.Shares  // of the own region, by pool
+	trends      stats.Shares  // of the replica's region, by pool
 	regions     regions
 }
 
-// sampling is how often the shares are read for their trends.
+// sampling is the time between two readings of the shares for their trends.
 const sampling = time.Second
 
 // sample records the region's shares until ctx ends.
@@ -62,7 +62,7 @@ func settings(cfg config.Config) pool.Settings {
 	return pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}
 }
 
-// newPools makes the replica's part; it makes no request.
+// newPools makes the replica's part in the pools. It sends no request.
 func newPools(cfg config.Config, client *clientv3.Client, r *Replica) (*pools, error) {
 	timing := pool.ForTTL(cfg.PoolRegistry.TTL)
 	log := r.log.Named("pool")
@@ -155,7 +155,7 @@ func (p *pools) shares(cfg config.Config) []admin.Share {
 	return list
 }
 
-// state returns what the metrics want to know of the pools.
+// state returns the state of the pools for the metrics.
 func (p *pools) state() *metrics.PoolState {
 	candidate := p.elector.State()
 	return &metrics.PoolState{
@@ -184,7 +184,7 @@ func pooled(cfg config.Config) []refill.Bucket {
 	return list
 }
 
-// whoLeads asks an election service who leads, once a second at most.
+// whoLeads asks an election service for the leader, at most once a second.
 type whoLeads struct {
 	elector *election.Elector
 
@@ -216,8 +216,8 @@ func (w *whoLeads) ask(ctx context.Context) (*admin.Leader, error) {
 	return w.leader, w.err
 }
 
-// pooledAs returns the next configuration with the pools that this replica takes part in: whether it does is decided at
-// its start.
+// pooledAs returns the next configuration with the pools changed as the running replica needs them. Whether a replica
+// takes part in pools is decided when it starts.
 func (r *Replica) pooledAs(next config.Config) config.Config {
 	switch {
 	case r.pools == nil:

@@ -14,14 +14,15 @@ import (
 )
 
 const (
-	// regionsEvery is how often the shares of all regions are read from etcd, so that no slot of a trend is left out.
+	// regionsEvery is the time between two readings of all regions' shares from etcd. It is so short that every slot of a
+	// trend gets a reading.
 	regionsEvery = stats.TrendSlot / 2
 	// regionsTimeout bounds one read of etcd.
 	regionsTimeout = 2 * time.Second
 )
 
-// regions keep how all regions shared the pools of late, for the page. etcd is read seldom, and not at all if there are
-// more shares than have a trend: nothing but the page depends on it.
+// regions keeps the recent shares of all regions in the pools, for the status page. Only the page depends on them. So
+// etcd is read rarely, and not at all if there are more shares than can have a trend.
 type regions struct {
 	read    func(context.Context) (pool.Status, error)
 	trends  stats.Shares // by pool and region
@@ -31,10 +32,11 @@ type regions struct {
 	names map[string][]string // of the regions, by pool
 }
 
-// seenReport is a region's last report about a pool, and when this process first read it: clocks of regions may differ.
+// seenReport is a region's last report about a pool, and the time at which this process first read it. The time in the
+// report is not used, because the clocks of regions may differ.
 type seenReport struct{ at, seen time.Time }
 
-// follow reads the shares until ctx ends. Stretches in which etcd doesn't answer stay unknown.
+// follow reads the shares until ctx ends. Times in which etcd doesn't answer stay unknown.
 func (r *regions) follow(ctx context.Context, cfg func() config.Config) {
 	ticker := time.NewTicker(regionsEvery)
 	defer ticker.Stop()
@@ -62,7 +64,7 @@ func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 	defer cancel()
 	status, err := r.read(ctx)
 	if err != nil {
-		return // the page says what is wrong with etcd
+		return // the page shows the error of etcd
 	}
 	now := time.Now()
 	points := map[string]stats.SharePoint{}
@@ -90,11 +92,11 @@ func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 	r.names = names
 }
 
-// trendKey is unlike that of any other pool and region: their names have no slash.
+// trendKey returns a key that no other pool and region have. It is unique because names have no slash.
 func trendKey(pool, region string) string { return pool + "/" + region }
 
-// pointOf returns what a region may use of a pool so long after its last report, in parts of the pool's rate: its grant
-// until that ends, and then its floor.
+// pointOf returns the part of a pool's rate that a region may use at a time after its last report. That is its grant
+// until the grant ends, and then its floor.
 func pointOf(r pool.RegionStatus, rate float64, since time.Duration) stats.SharePoint {
 	switch {
 	case r.Fenced != nil && !r.Fenced.Drain:
@@ -106,7 +108,7 @@ func pointOf(r pool.RegionStatus, rate float64, since time.Duration) stats.Share
 	return stats.SharePoint{Floor: floor / rate, Lent: (r.Granted - floor) / rate}
 }
 
-// hour is how all regions shared all pools in the last hour, by pool and region.
+// hour returns the shares of all regions in all pools in the last hour, by pool and region.
 func (r *regions) hour(now time.Time) []admin.ShareHistory {
 	r.mu.Lock()
 	names := r.names // replaced, never changed

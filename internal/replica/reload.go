@@ -16,11 +16,11 @@ import (
 // Results of a reload.
 const (
 	reloadApplied   = "applied"   // the new configuration is in force
-	reloadUnchanged = "unchanged" // it says what is in force already
+	reloadUnchanged = "unchanged" // it equals the configuration in force
 	reloadRefused   = "refused"   // the old one stays in force
 )
 
-// reloads reads the configuration again whenever it is asked to, until ctx ends.
+// reloads reads the configuration again at each request, until ctx ends.
 func (r *Replica) reloads(ctx context.Context) error {
 	for {
 		select {
@@ -37,19 +37,17 @@ func (r *Replica) reloads(ctx context.Context) error {
 	}
 }
 
-// Reload puts a configuration in force as far as that is possible while
-// running: buckets, templates, policies, pools, version and log level. What else differs counts
-// from the next start on and is reported. A configuration that can't follow the
-// one in force is refused with an error, is reported, and changes nothing.
-// Refills under the new policies begin at once; a reload adds no token. cause
-// says what asked for it.
+// Reload puts a configuration in force, as far as a running replica can: buckets, templates, policies, pools, version
+// and log level. Other differences take effect at the next start, and Reload reports them. A configuration that can't
+// follow the one in force is refused. Reload then reports and returns the error, and changes nothing. Refills under the
+// new policies begin at once. A reload adds no tokens. cause names the reason of the reload in messages.
 func (r *Replica) Reload(next config.Config, cause string) error {
 	r.reloading.Lock()
 	defer r.reloading.Unlock()
 	old := r.config()
 	change, err := old.To(next)
 	templates := next.Templates
-	if templates == nil { // it says nothing of them
+	if templates == nil { // it has no field for templates
 		templates = old.Templates
 	}
 	if err == nil && change.Applies() {
@@ -62,7 +60,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 		r.refuse(cause, err)
 		return err
 	}
-	// What only a start can change stays as it was started.
+	// Options that only a start can change stay as they are.
 	inForce := next
 	inForce.Region = old.Region
 	inForce.Redis = old.Redis
@@ -122,7 +120,7 @@ func (r *Replica) refuse(cause string, err error) {
 	r.log.Error("config refused: the old one stays in force", "cause", cause, "version", version, "problems", problems)
 }
 
-// report makes the result known to /status and the metrics.
+// report stores the result for /status and the metrics.
 func (r *Replica) report(report admin.Reload) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -147,7 +145,7 @@ func (r *Replica) config() config.Config {
 	return r.cfg
 }
 
-// buckets returns the configuration's buckets as the refill loop takes them.
+// buckets returns the configuration's buckets for the refill loop.
 func buckets(cfg config.Config) []refill.Bucket {
 	list := make([]refill.Bucket, len(cfg.Buckets))
 	for i, b := range cfg.Buckets {

@@ -28,27 +28,25 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// After resigning, a leader remains a standby for this many refill intervals, up to a bound.
+// After resigning, a leader remains a standby for so many refill intervals, but no longer than a bound.
 const (
 	handover    = 3
 	maxHandover = 2 * time.Second
 )
 
-// maxLoop is how long the refill loop may be without a round before it counts
-// as hanging.
+// maxLoop is the time without a round after which the refill loop counts as hanging.
 const maxLoop = 15 * time.Second
 
 var errEnding = errors.New("replica: about to end")
 
 // Options are the settings of a replica that are not in its configuration.
 type Options struct {
-	Identity string // how people know the replica; default the host's name and the process number
+	Identity string // names the replica for people; default: the host's name and the process number
 	Build    string // the program's version
 	Logger   hclog.Logger
 	Observe  func(refill.Event) // called after every refill call
 
-	// Load reads the configuration again; nil means that it never changes. It is
-	// called when Reload says why.
+	// Load reads the configuration again; nil means that it never changes. It is called when Reload delivers a reason.
 	Load   func() (config.Config, error)
 	Reload <-chan string
 }
@@ -67,12 +65,12 @@ type Replica struct {
 	refiller *refill.Refiller
 	elector  *election.Elector // nil in race mode
 	who      *whoLeads         // nil in race mode
-	pools    *pools            // nil if it takes no part in pools
+	pools    *pools            // nil if the replica takes no part in pools
 	members  *membership.Members
 	closers  []func() error
 	listener net.Listener
 
-	renewed chan struct{} // holds one: the templates may have changed
+	renewed chan struct{} // holds one signal: the templates may have changed
 
 	ending atomic.Bool // Run has begun to end
 
@@ -81,8 +79,8 @@ type Replica struct {
 	mu         sync.Mutex
 	cfg        config.Config // in force
 	lastReload admin.Reload
-	// templatesConflict: other templates are published under the version of cfg. templatesOutdated is the version under
-	// which they are, if it is later than that of cfg, and otherwise 0.
+	// templatesConflict reports that other templates are published under the version of cfg. templatesOutdated is the
+	// version of the published templates if it is later than that of cfg, otherwise 0.
 	templatesConflict bool
 	templatesOutdated int64
 
@@ -92,8 +90,7 @@ type Replica struct {
 
 var _ admin.Source = (*Replica)(nil)
 
-// New makes a replica, which connects when it runs, but listens from now on. It
-// must be run or closed.
+// New makes a replica. It listens at once, and connects to servers when it runs. It must be run or closed.
 func New(cfg config.Config, opts Options) (*Replica, error) {
 	r := &Replica{
 		cfg: cfg, load: opts.Load, asked: opts.Reload, stats: stats.New(), recent: map[string]readBucket{},
@@ -171,7 +168,7 @@ func (r *Replica) open(opts Options) error {
 	return nil
 }
 
-// openEtcd makes what meets other replicas in etcd: the election of who refills, and the pools.
+// openEtcd makes the parts that use etcd: the election of the leader, and the pools.
 func (r *Replica) openEtcd(elected bool) error {
 	separate := r.cfg.HasSeparateRegistry()
 	var client *clientv3.Client
@@ -203,7 +200,7 @@ func (r *Replica) openEtcd(elected bool) error {
 	return err
 }
 
-// dial makes a client that is closed with the replica.
+// dial makes a client of etcd. Closing the replica closes the client.
 func (r *Replica) dial(e config.Etcd) (*clientv3.Client, error) {
 	client, err := etcdconn.Open(e.Options)
 	if err == nil {
@@ -215,10 +212,10 @@ func (r *Replica) dial(e config.Etcd) (*clientv3.Client, error) {
 // Addr returns where the admin server listens.
 func (r *Replica) Addr() net.Addr { return r.listener.Addr() }
 
-// Run refills and serves until ctx ends, and returns nil then. It ends in this order: the replica is no longer ready;
-// it resigns, if it takes part in an election; it remains a standby for a moment, so that its successor's first refill
-// comes before its own last one is two intervals old; then no refill is under way, its goroutines have ended, and it is
-// closed.
+// Run refills and serves until ctx ends, and returns nil then. It ends in this order. First the replica is no longer
+// ready. It resigns, if it takes part in an election. It remains a standby for a moment, so that the first refill of
+// its successor comes within two intervals of its own last refill. Then Run waits for the refills under way and for all
+// goroutines, and closes the replica.
 func (r *Replica) Run(ctx context.Context) (err error) {
 	defer func() { err = errors.Join(err, r.Close()) }()
 	r.log.Info("replica starts", append([]any{"identity", r.identity, "build", r.build, "admin", r.Addr().String()},
@@ -294,7 +291,7 @@ func (r *Replica) campaign(ctx, serving context.Context) error {
 	return err
 }
 
-// Close lets go of what New opened. It is idempotent.
+// Close closes everything that New opened. It is idempotent.
 func (r *Replica) Close() error {
 	var errs []error
 	for i := len(r.closers) - 1; i >= 0; i-- {
@@ -307,7 +304,7 @@ func (r *Replica) Close() error {
 // Alive implements admin.Source.
 func (r *Replica) Alive() error {
 	loop := r.refiller.Stats().LastLoop
-	// The zero time means that no worker runs yet, since Redis' masters aren't known.
+	// The zero time means that no worker runs yet, because Redis' masters aren't known.
 	if ago := time.Since(loop); !loop.IsZero() && ago > maxLoop {
 		return fmt.Errorf("the refill loop has been stuck for %s", ago.Round(time.Second))
 	}
@@ -322,7 +319,7 @@ func (r *Replica) Ready(ctx context.Context) error {
 	if err := r.rdb.Ping(ctx).Err(); err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}
-	// A read-only server answers PING.
+	// PING doesn't suffice: a read-only server answers it.
 	if err := r.refiller.Stats().Away; err != nil {
 		return fmt.Errorf("redis: %w", err)
 	}

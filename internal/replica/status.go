@@ -22,20 +22,21 @@ import (
 )
 
 const (
-	// peeks is how many buckets are read at once for a status.
+	// peeks is the number of buckets that are read at once for a status.
 	peeks = 16
-	// glance is how long what was read of a bucket is shown again.
+	// glance is the time for which the last reading of a bucket is shown again.
 	glance = 300 * time.Millisecond
-	// pingTimeout bounds a check whether Redis answers.
+	// pingTimeout bounds the check whether Redis answers.
 	pingTimeout = time.Second
-	// maxRateAge is how old a bucket's rate of takes may be to be shown. A replica that doesn't refill a bucket doesn't
-	// get a new one.
+	// maxRateAge is the age up to which a bucket's rate of takes is shown. A replica that doesn't refill the bucket gets
+	// no new rate.
 	maxRateAge = 3 * time.Second
-	// maxMismatches is how many buckets are named under another policy than the file's.
+	// maxMismatches is the largest number of buckets that are named because another policy than the file's is in force.
 	maxMismatches = 20
-	// mostActive is how many buckets of a template are named.
+	// mostActive is the largest number of buckets of a template that are named.
 	mostActive = 5
-	// maxTroubles is how many reasons are given why buckets can't be refilled, and maxTroubled how many buckets of each.
+	// maxTroubles is the largest number of reasons for which buckets can't be refilled. maxTroubled is the largest number
+	// of buckets for each reason.
 	maxTroubles, maxTroubled = 3, 10
 )
 
@@ -59,7 +60,7 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 		out.Takeovers = append(out.Takeovers, admin.Takeover{At: t.At, Buckets: t.Buckets,
 			Gap: float64(t.Gap.Microseconds()) / 1000})
 	}
-	var asking sync.WaitGroup // an etcd that is silent takes none of the time that there is for Redis
+	var asking sync.WaitGroup // a silent etcd must not use up the time for Redis
 	if r.elector != nil {
 		asking.Go(func() {
 			leader, err := r.who.ask(ctx)
@@ -110,7 +111,7 @@ func (r *Replica) Status(ctx context.Context, q admin.Query) admin.Status {
 	return out
 }
 
-// troubles are why buckets could not be refilled, the most frequent reasons first.
+// troubles returns the reasons for which buckets could not be refilled, the most frequent ones first.
 func (r *Replica) troubles() []admin.Trouble {
 	var list []admin.Trouble
 	for why, keys := range r.stats.Faults() {
@@ -122,8 +123,8 @@ func (r *Replica) troubles() []admin.Trouble {
 	return list[:min(len(list), maxTroubles)]
 }
 
-// mismatches returns those that this replica knows of, and those of the buckets that it has just read. A standby knows
-// no others.
+// mismatches returns the mismatches from refill calls and from the buckets that this replica has just read. A standby
+// has only the latter.
 func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mismatch) {
 	conflicts.Buckets, outdated.Buckets = r.stats.Conflicts(), r.stats.Outdated()
 	for _, b := range read {
@@ -166,15 +167,14 @@ func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mis
 	return conflicts, outdated
 }
 
-// entry returns what the replica publishes about itself for the others.
+// entry returns the entry that the replica publishes for the others.
 func (r *Replica) entry() membership.Entry {
 	s, cfg := r.refiller.Stats(), r.config()
 	role := admin.Role(s.Leading, s.Racing, cfg.Election.Mode == config.ModeEtcd)
 	return membership.Entry{Identity: r.identity, Build: r.build, Role: role, Version: s.Version, Started: r.started}
 }
 
-// find reads the buckets that the query asks for; found is how many there are
-// beyond the query's offset and limit.
+// find reads the buckets that the query asks for. found is their number without regard to the query's offset and limit.
 func (r *Replica) find(ctx context.Context, cfg config.Config, q admin.Query) (list []admin.Bucket, found int) {
 	var all []config.Bucket
 	search := strings.ToLower(q.Search)
@@ -197,7 +197,7 @@ func (r *Replica) find(ctx context.Context, cfg config.Config, q admin.Query) (l
 	return read[from:to], len(all)
 }
 
-// orders compare buckets by what is in Redis.
+// orders compare buckets by values in Redis.
 var orders = map[admin.Sort]func(a, b admin.Bucket) int{
 	admin.SortFill: func(a, b admin.Bucket) int { return cmp.Compare(a.Fill(), b.Fill()) },
 	admin.SortAge:  func(a, b admin.Bucket) int { return cmp.Compare(b.Age, a.Age) },
@@ -212,14 +212,14 @@ var orders = map[admin.Sort]func(a, b admin.Bucket) int{
 	},
 }
 
-// readBucket is a bucket that was read a moment ago.
+// readBucket is a reading of a bucket, which is shown again for a moment.
 type readBucket struct {
 	at     time.Time
 	bucket admin.Bucket
 }
 
 // readBuckets reads the buckets from Redis, several at once. A bucket that was read a moment ago isn't read again, so
-// that many viewers cost no more than one.
+// many viewers cost no more than a single one.
 func (r *Replica) readBuckets(ctx context.Context, shown []config.Bucket, version int64) []admin.Bucket {
 	r.reading.Lock()
 	defer r.reading.Unlock()
@@ -297,7 +297,8 @@ func (r *Replica) bucket(ctx context.Context, b config.Bucket, version int64) ad
 	return out
 }
 
-// flows are how a bucket is divided among at most n flows; nil if it isn't, or if this replica has never read that.
+// flows returns how a bucket is divided, with at most n flows. It returns nil if the bucket isn't divided, or if this
+// replica has never read the division.
 func (r *Replica) flows(key string, n int, now time.Time) *admin.Flows {
 	b, _ := r.stats.Bucket(key)
 	late, known := r.stats.Flows(key, n, now)
@@ -321,7 +322,8 @@ func (r *Replica) flows(key string, n int, now time.Time) *admin.Flows {
 	return out
 }
 
-// shadow returns what the buckets in shadow mode have counted as denied; those that can't be read are left out.
+// shadow returns the tokens that the buckets in shadow mode have counted as denied. Buckets that can't be read are left
+// out.
 func (r *Replica) shadow(ctx context.Context) map[string]int64 {
 	var keys []string
 	for _, b := range r.config().Buckets {
@@ -338,7 +340,7 @@ func (r *Replica) shadow(ctx context.Context) map[string]int64 {
 	return denied
 }
 
-// state returns what the metrics want to know at a scrape.
+// state returns the state of the replica for a scrape.
 func (r *Replica) state() metrics.State {
 	ctx, cancel := context.WithTimeout(context.Background(), pingTimeout)
 	defer cancel()

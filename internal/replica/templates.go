@@ -9,16 +9,16 @@ import (
 )
 
 const (
-	// publishEvery is how often a replica checks whether its templates are the published ones.
+	// publishEvery is the time between two checks whether the replica's templates are the published ones.
 	publishEvery = time.Second
 	// publishTimeout bounds a publication.
 	publishTimeout = 2 * time.Second
-	// published is the message that this replica's templates are the published ones.
+	// published is the message for the case that this replica's templates are the published ones.
 	published = "templates are published"
 )
 
-// publishes makes the configuration's templates the published ones: at once, when they change, and when they were lost,
-// until ctx ends. Every replica does so; the version decides between them.
+// publishes publishes the templates of the configuration until ctx ends: at the start, when they change, and when the
+// published ones were lost. Every replica does so, and the highest version wins.
 func (r *Replica) publishes(ctx context.Context) error {
 	ticker := time.NewTicker(publishEvery)
 	defer ticker.Stop()
@@ -44,7 +44,7 @@ func (r *Replica) publish(ctx context.Context, lastMessage string) string {
 	defer cancel()
 	answer, err := lua.PublishTemplates(calling, r.rdb, set)
 	if err == nil && answer.OK && lastMessage != published {
-		// A replica that starts with the later file knows no earlier one.
+		// A replica that starts with the later file has no earlier templates, so it reads them.
 		var earlier *policy.Templates
 		earlier, err = lua.EarlierTemplates(calling, r.rdb)
 		r.refiller.RecordTemplates(earlier)

@@ -10,5 +10,5 @@
 //	/         the status page: rendered here, live in a browser with JavaScript,
 //	          and without any other host
 //
-// It only reads.
+// It only reads: the commands of operators that change something are not here.
 package admin

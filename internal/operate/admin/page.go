@@ -27,7 +27,7 @@ const (
 //go:embed page
 var files embed.FS
 
-// pageTemplate is parsed once; a mistake in it fails every test and the start.
+// pageTemplate is parsed once. A mistake in it makes every test and the start of the program fail.
 var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMap{
 	"number":    number10,
 	"count":     count,
@@ -48,15 +48,15 @@ var pageTemplate = template.Must(template.New("page.html").Funcs(template.FuncMa
 	"join":      func(list []string) string { return strings.Join(list, ", ") },
 }).ParseFS(files, "page/page.html"))
 
-// view is what the page shows.
+// view has the values that the page shows.
 type view struct {
 	Status
 	Query          Query
 	From, To       int
 	Previous, Next string // URLs; empty for none
 	Sorts          []sortLink
-	Unsorted       bool // there are too many to sort
-	Beyond         bool // the page is behind the last bucket
+	Unsorted       bool // there are too many buckets to sort
+	Beyond         bool // the offset is beyond the last bucket
 	Wins, Losses   int64
 }
 
@@ -101,7 +101,7 @@ func page(mux *http.ServeMux, src Source) {
 	})
 }
 
-// secure lets the page load from here alone and be shown in no other page.
+// secure makes browsers load content only from this server, and show the page in no other page.
 func secure(w http.ResponseWriter, kind string) {
 	h := w.Header()
 	h.Set("Content-Type", kind+"; charset=utf-8")
@@ -146,7 +146,7 @@ func newView(s Status, q Query) view {
 	return v
 }
 
-// link is the page's URL with another order and offset.
+// link returns the page's URL with another order and offset.
 func link(q Query, sort Sort, offset int) string {
 	form := url.Values{}
 	set := func(name, value string) {
@@ -167,7 +167,7 @@ func link(q Query, sort Sort, offset int) string {
 	return "?" + form.Encode()
 }
 
-// Divided are the buckets shown that are divided among flows.
+// Divided returns those of the shown buckets that are divided among flows.
 func (v view) Divided() []Bucket {
 	var list []Bucket
 	for _, b := range v.Buckets {
@@ -178,10 +178,10 @@ func (v view) Divided() []Bucket {
 	return list
 }
 
-// OfBucket is the page's URL for one bucket.
+// OfBucket returns the page's URL for one bucket.
 func (v view) OfBucket(key string) string { return "?" + url.Values{"key": {key}}.Encode() }
 
-// Most is the most that a flow of the list got, or 1 if that is less.
+// Most returns the highest rate that a flow of the list got, at least 1.
 func (f Flows) Most() float64 {
 	most := 1.0
 	for _, one := range f.List {
@@ -190,7 +190,7 @@ func (f Flows) Most() float64 {
 	return most
 }
 
-// number10 writes a whole number with narrow spaces between thousands.
+// number10 formats a whole number with narrow spaces between thousands.
 func number10(n any) string {
 	s := fmt.Sprint(n)
 	digits := strings.TrimPrefix(s, "-")
@@ -203,7 +203,7 @@ func number10(n any) string {
 	return digits
 }
 
-// count is a number of things, in words.
+// count returns a number with its noun.
 func count(n any, thing string) string {
 	s := number10(n)
 	if s != "1" {
@@ -212,7 +212,7 @@ func count(n any, thing string) string {
 	return s + " " + thing
 }
 
-// Held describes what the configuration has policies for.
+// Held returns the numbers of buckets, pools and templates in the configuration, as text.
 func (v view) Held() string {
 	var held []string
 	for _, of := range []struct {
@@ -233,7 +233,7 @@ func decimal(f float64) string {
 	return strconv.FormatFloat(f, 'f', 1, 64)
 }
 
-// age writes milliseconds as people read them.
+// age formats a time in milliseconds for people.
 func age(ms float64) string {
 	switch d := time.Duration(ms * float64(time.Millisecond)); {
 	case d < time.Second:

@@ -14,16 +14,15 @@ import (
 	"github.com/hashicorp/go-hclog"
 )
 
-// Source is what the server reports on. Its methods are safe for concurrent
-// use.
+// Source provides the information that the server serves. Its methods are safe for concurrent use.
 type Source interface {
-	// Alive is an error if the refill loop hangs.
+	// Alive returns an error if the refill loop hangs.
 	Alive() error
 	// Ready returns an error if Redis doesn't answer or refuses the replica's calls.
 	Ready(ctx context.Context) error
-	// Status is a snapshot with the buckets that the query asks for.
+	// Status returns a snapshot with the buckets that the query asks for.
 	Status(ctx context.Context, q Query) Status
-	// Shares are those of all regions in all pools in the last hour, by pool and region.
+	// Shares returns the shares of all regions in all pools in the last hour, by pool and region.
 	Shares() []ShareHistory
 }
 
@@ -32,11 +31,11 @@ const (
 	shutdownTimeout = 2 * time.Second
 	maxBuckets      = 1000 // in one /status answer
 
-	// MaxFlows is how many flows of a bucket a query may ask for.
+	// MaxFlows is the largest number of flows of a bucket that a query may ask for.
 	MaxFlows = 1000
 )
 
-// Handler serves the source, and metrics at /metrics.
+// Handler returns a handler that serves the source, and metrics at /metrics.
 func Handler(src Source, metrics http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", metrics)
@@ -73,7 +72,7 @@ func probe(w http.ResponseWriter, err error) {
 	fmt.Fprintln(w, "ok")
 }
 
-// query reads what a request asks for.
+// query reads the parameters of a request.
 func query(req *http.Request, limit, flows int) (q Query, err error) {
 	form := req.URL.Query()
 	q = Query{Key: form.Get("key"), Search: form.Get("q"), Sort: Sort(form.Get("sort"))}
@@ -104,8 +103,8 @@ func number(req *http.Request, name string, otherwise, least, most int) (int, er
 	return n, nil
 }
 
-// Serve answers on the listener until ctx ends, then lets requests under way
-// finish for a short while. It closes the listener.
+// Serve serves requests on the listener until ctx ends. Then it gives requests under way a short time to finish, and
+// closes the listener.
 func Serve(ctx context.Context, ln net.Listener, h http.Handler, log hclog.Logger) error {
 	srv := &http.Server{
 		Handler: h, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second, WriteTimeout: 10 * time.Second,

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// A trend is drawn in a box of so many units; the page scales it.
+// A trend is drawn in a box of this size, in units. The page scales the box.
 const trendHeight = 24
 
 // Width is how many units wide a drawn trend is.
@@ -14,8 +14,7 @@ func (t Trend) Width() int { return max(1, len(t)) }
 // Height is how many units high a drawn trend is.
 func (t Trend) Height() int { return trendHeight }
 
-// FillArea is the outline of the fill over time, as the path of an SVG: one area for each stretch of time that is
-// known.
+// FillArea returns the outline of the fill over time, as the path of an SVG. It has one area for each known period.
 func (t Trend) FillArea() string {
 	var b strings.Builder
 	for i, p := range t {
@@ -28,7 +27,7 @@ func (t Trend) FillArea() string {
 	return b.String()
 }
 
-// TakenLine is the takes over time, as the path of an SVG, at the scale of the most of them.
+// TakenLine returns the rate of takes over time, as the path of an SVG. The highest rate has the full height.
 func (t Trend) TakenLine() string {
 	most := t.MostTaken()
 	if most == 0 {
@@ -41,14 +40,14 @@ func (t Trend) TakenLine() string {
 			draw = "M"
 			continue
 		}
-		// Half a unit of room above and below, or the line is cut.
+		// Without half a unit of room above and below, the line would be cut.
 		fmt.Fprintf(&b, "%s%.1f %.1f", draw, float64(i)+0.5, 1+(trendHeight-2)*(1-p.Taken/most))
 		draw = "L"
 	}
 	return b.String()
 }
 
-// MostTaken is the highest rate of takes, in tokens per second.
+// MostTaken returns the highest rate of takes, in tokens per second.
 func (t Trend) MostTaken() float64 {
 	most := 0.0
 	for _, p := range t {
@@ -57,7 +56,7 @@ func (t Trend) MostTaken() float64 {
 	return most
 }
 
-// LeastFill is the lowest fill that is known, as a part of the capacity; 1 if none is.
+// LeastFill returns the lowest known fill, as a part of the capacity; 1 if none is known.
 func (t Trend) LeastFill() float64 {
 	least := 1.0
 	for _, p := range t {
@@ -68,10 +67,10 @@ func (t Trend) LeastFill() float64 {
 	return least
 }
 
-// ShareTrend is the history of a share in stretches of the same length, the oldest first, in parts of the pool's rate.
+// ShareTrend is the history of a share in periods of the same length, the oldest first, in parts of the pool's rate.
 type ShareTrend []ShareTrendPoint
 
-// ShareTrendPoint is the state of a share in a stretch.
+// ShareTrendPoint is the state of a share in a period.
 type ShareTrendPoint struct {
 	Known               bool
 	Floor, Lent, Demand float64
@@ -83,17 +82,17 @@ func (t ShareTrend) Width() int { return max(1, len(t)) }
 // Height is how many units high a drawn trend is: the pool's rate.
 func (t ShareTrend) Height() int { return trendHeight }
 
-// FloorBand is the floor over time, as the path of an SVG.
+// FloorBand returns the floor over time, as the path of an SVG.
 func (t ShareTrend) FloorBand() string {
 	return t.band(func(p ShareTrendPoint) (from, to float64) { return 0, p.Floor })
 }
 
-// LentBand is what is lent beyond the floor, stacked on it.
+// LentBand returns the part of the rate that is lent beyond the floor, drawn on top of the floor.
 func (t ShareTrend) LentBand() string {
 	return t.band(func(p ShareTrendPoint) (from, to float64) { return p.Floor, p.Floor + p.Lent })
 }
 
-// DemandLine is the demand, cut off at the pool's rate.
+// DemandLine returns the demand over time, cut off at the pool's rate.
 func (t ShareTrend) DemandLine() string {
 	var b strings.Builder
 	for i, p := range t {
@@ -113,7 +112,7 @@ func (t ShareTrend) band(of func(ShareTrendPoint) (from, to float64)) string {
 	})
 }
 
-// band draws a band over so many stretches of time. Neighbours of the same height are one area.
+// band draws a band over n periods. Neighbouring periods with the same height form one area.
 func band(stretches int, of func(i int) (from, to float64)) string {
 	var b strings.Builder
 	for begin := 0; begin < stretches; {
@@ -140,20 +139,20 @@ type RegionBand struct {
 	Region string
 	Colour int
 	Path   string   // of an SVG
-	Now    *float64 // in parts of the pool's rate; nil if it isn't known
+	Now    *float64 // present share in parts of the pool's rate; nil if not known
 }
 
 // Stack draws the shares of all regions on top of each other, the first one at the bottom.
 func (s Share) Stack() []RegionBand {
 	var list []RegionBand
-	below := map[int]float64{} // the height so far, by stretch of time
+	below := map[int]float64{} // the height so far, by period
 	for n, r := range s.Regions {
 		one := RegionBand{Region: r.Region, Colour: n % regionColours}
 		part := func(i int) float64 { return r.Trend[i].Floor + r.Trend[i].Lent }
 		one.Path = band(len(r.Trend), func(i int) (from, to float64) { return below[i], below[i] + part(i) })
 		for i, p := range r.Trend {
 			below[i] += part(i)
-			if p.Known && i >= len(r.Trend)-2 { // the present stretch may have just begun
+			if p.Known && i >= len(r.Trend)-2 { // the present period may have just begun
 				now := part(i)
 				one.Now = &now
 			}
@@ -163,7 +162,7 @@ func (s Share) Stack() []RegionBand {
 	return list
 }
 
-// shareY is how far from the top a part of the pool's rate is drawn.
+// shareY returns the distance from the top at which a part of the pool's rate is drawn.
 func shareY(part float64) float64 { return trendHeight * (1 - min(1, max(0, part))) }
 
 // Bands are a share of a pool, in hundredths of the pool's rate.
@@ -172,10 +171,10 @@ type Bands struct {
 	text                string
 }
 
-// String says the same in words.
+// String returns the bands in words.
 func (b Bands) String() string { return b.text }
 
-// Bands are how the share is drawn; nil if the pool has left the configuration.
+// Bands returns the bands of the share, nil if the pool has left the configuration.
 func (s Share) Bands() *Bands {
 	if s.Limit == 0 {
 		return nil

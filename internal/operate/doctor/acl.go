@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Role is what a user of Redis does.
+// Role is the role of a user of Redis.
 type Role string
 
 // Roles.
@@ -18,9 +18,9 @@ const (
 	Consumer Role = "consumer" // takes tokens: the SDK, the sidecar, the command line
 )
 
-// Names are the buckets of a deployment, as far as its rights need them.
+// Names are the names of a deployment that the rights of its users depend on.
 type Names struct {
-	Any       bool     // the buckets are not known: rights are for every key
+	Any       bool     // the buckets are not known, so the rights are for every key
 	Buckets   []string // configured ones, and pools
 	Templates []*policy.CompiledTemplate
 	Cluster   bool
@@ -45,7 +45,7 @@ var both = []string{
 	"zrem", "zremrangebyscore", "zscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem",
 }
 
-// refillers are the commands that only refillers need, which walk through the active sets and the overrides.
+// refillers are the commands that only refillers need. They read the active sets and the overrides.
 var refillers = []string{"scard", "sscan"}
 
 // limiters are the further commands of programs with limiters of package limit, such as a sidecar with a file of
@@ -55,13 +55,13 @@ var limiters = []string{"zcount", "zrevrange", "zrevrangebyscore", "unlink", "sc
 // cluster are the further commands on a Cluster.
 var cluster = []string{"cluster|shards", "cluster|slots"}
 
-// Rights are what a user of Redis may do.
+// Rights are the rights of a user of Redis.
 type Rights struct {
-	Keys     []string // patterns, as Redis has them after ~; one that begins with % has its own sign
+	Keys     []string // patterns, as Redis has them after ~; a pattern that begins with % is complete
 	Commands []string
 }
 
-// RightsOf returns the least rights of a role: with exactly these, everything works.
+// RightsOf returns the smallest rights with which everything works that a role does.
 func RightsOf(role Role, names Names) Rights {
 	r := Rights{Commands: slices.Clone(both)}
 	if role == Refiller {
@@ -97,8 +97,8 @@ func keysOf(role Role, names Names) []string {
 	}
 	for _, t := range names.Templates {
 		if t.Enforce == policy.EnforceRefilled {
-			// Each shard of the active set, and the buckets alive. The scripts name both, whether or not there is a bound.
-			// Those of budgets name the latter alone.
+			// Each shard of the active set, and the buckets alive. The scripts name both, whether or not there is a bound. The
+			// scripts of budgets name only the buckets alive.
 			keys = append(keys, "{"+config.Reserved+"active:*}:set:"+literal(t.Prefix), literal(lua.AliveKey(t.Prefix)))
 		}
 	}
@@ -107,7 +107,7 @@ func keysOf(role Role, names Names) []string {
 	return append(keys, "%R~"+literal(lua.TemplatesKey), "%R~"+strings.TrimSuffix(lua.ProbeKey(0), "0")+"*")
 }
 
-// ACL returns the user with these rights as users.acl and, after ACL SETUSER, redis-cli have it, without a password.
+// ACL returns the definition of a user with these rights and without a password, for users.acl or after ACL SETUSER.
 func (r Rights) ACL(user string) string {
 	words := []string{"user", user, "on", "resetchannels"}
 	for _, key := range r.Keys {
@@ -124,7 +124,7 @@ func (r Rights) ACL(user string) string {
 }
 
 // literal returns a pattern that matches one name. A pattern can't have spaces, and quotes would end a word of
-// redis-cli, so the mark for any character replaces each of them.
+// redis-cli. So each of these is replaced by the mark for any character.
 func literal(name string) string {
 	var b strings.Builder
 	for _, c := range []byte(name) {

@@ -10,7 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Buckets checks whether the user may use these buckets, and whether their keys hold buckets. It writes nothing.
+// Buckets checks whether the user has the rights for these buckets, and whether their keys hold buckets. It writes
+// nothing.
 func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Finding {
 	f := Finding{Check: "your buckets", Level: OK, Detail: fmt.Sprintf("the user may touch the keys of all %d", len(keys))}
 	wrong := 0

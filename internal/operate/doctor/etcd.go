@@ -13,15 +13,15 @@ import (
 )
 
 const (
-	// usualQuota is etcd's limit on its database unless it reports another one, in bytes.
+	// usualQuota is the limit of etcd's database in bytes, unless etcd reports another one.
 	usualQuota = 2 << 30
-	// manyWrites is after how many writes an etcd that compacts itself has done so. It is few enough to do no harm.
+	// manyWrites is the number of writes after which an etcd that compacts itself has done so. So many writes do no harm.
 	manyWrites = 10_000
 	// etcdTimeout bounds each examination.
 	etcdTimeout = 2 * time.Second
 )
 
-// EtcdEndpoints checks which endpoints of an etcd answer. alive is the first that does.
+// EtcdEndpoints checks which endpoints of an etcd answer. alive is the first of them that answers.
 func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []string) (f Finding, alive string) {
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)
 	defer cancel()
@@ -48,7 +48,7 @@ func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []str
 	return f, alive
 }
 
-// EtcdSpace checks how much room an etcd has left. An etcd without room takes no writes: shares of pools can't move,
+// EtcdSpace checks how much space etcd has left. Without space etcd accepts no writes. Then shares of pools can't move,
 // grants end, and every region falls to its floor.
 func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Finding {
 	f := Finding{Check: "etcd has space", Level: Unknown}
@@ -77,8 +77,8 @@ func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Fi
 	return f
 }
 
-// EtcdCompaction checks whether an etcd forgets the old values of its keys: after many writes the first of them can't
-// be read any more.
+// EtcdCompaction checks whether etcd removes the old values of its keys. If it does, the first revisions can't be read
+// any more after many writes.
 func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string) Finding {
 	f := Finding{Check: "etcd compacts itself", Level: Unknown}
 	ctx, cancel := context.WithTimeout(ctx, etcdTimeout)

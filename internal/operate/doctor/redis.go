@@ -13,18 +13,18 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// Level is how bad a finding is.
+// Level is the severity of a finding.
 type Level string
 
 // Levels.
 const (
 	OK      Level = "ok"
-	Unknown Level = "unknown" // it could not be examined
-	Warning Level = "warning" // it works, at a risk that the detail names
+	Unknown Level = "unknown" // the check could not be made
+	Warning Level = "warning" // a refiller works, at a risk that the detail describes
 	Failure Level = "failure" // a refiller can't work like this
 )
 
-// Finding is what came of one examination.
+// Finding is the result of one check.
 type Finding struct {
 	Check  string `json:"check"`
 	Level  Level  `json:"level"`
@@ -33,17 +33,16 @@ type Finding struct {
 }
 
 const (
-	// slow is a round trip beyond which refills come late.
+	// slow is the length of a round trip from which refills come late.
 	slow = 50 * time.Millisecond
-	// skewed is a difference of clocks beyond which logs mislead. It affects no
-	// token.
+	// skewed is the difference of clocks from which the times in logs mislead. The difference affects no tokens.
 	skewed = 2 * time.Second
-	// drift is how much a clock may gain or lose during the examination.
+	// drift is the largest expected deviation of a clock during the checks.
 	drift = 50 * time.Millisecond
 )
 
-// Redis examines a server, or a Cluster through one of its nodes, for a user of a role. names are what the advice about
-// its rights is for.
+// Redis checks a server, or a Cluster through one of its nodes, for a user of a role. The advice about the user's
+// rights is for names.
 func Redis(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) []Finding {
 	first := reach(ctx, rdb)
 	if first.Level == Failure {
@@ -83,7 +82,7 @@ func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 	return f
 }
 
-// information reads INFO, which the minimal rights don't include.
+// information reads INFO. The smallest rights don't include that command.
 func information(ctx context.Context, rdb redis.UniversalClient) (map[string]string, error) {
 	text, err := rdb.Info(ctx, "everything").Result()
 	if err != nil {
@@ -124,13 +123,14 @@ func versionFinding(info map[string]string, err error) Finding {
 	return f
 }
 
-// bounded reports whether programs that know only a bucket's two keys can take by one bounded command.
+// bounded checks whether the server has the bounded command with which programs take that use only the two keys of a
+// bucket.
 func bounded(ctx context.Context, rdb redis.UniversalClient) Finding {
 	found, err := rdb.Do(ctx, "command", "info", "increx").Slice()
 	return boundedFinding(found, err)
 }
 
-// boundedFinding is that of a reply to COMMAND INFO, which has nothing in the place of an unknown command.
+// boundedFinding returns the finding for a reply to COMMAND INFO. The reply has nil in the place of an unknown command.
 func boundedFinding(found []any, err error) Finding {
 	f := Finding{Check: "bounded takes", Level: OK}
 	switch {
@@ -151,14 +151,14 @@ func before(a, b string) bool {
 	number := func(s string) int {
 		major, rest, _ := strings.Cut(s, ".")
 		minor, _, _ := strings.Cut(rest, ".")
-		x, _ := strconv.Atoi(major) // what is no number counts as 0
+		x, _ := strconv.Atoi(major) // a part that is no number counts as 0
 		y, _ := strconv.Atoi(minor)
 		return 1000*x + y
 	}
 	return number(a) < number(b)
 }
 
-// scripts runs what a role runs, on buckets of its own.
+// scripts runs the scripts of a role, on separate buckets.
 func scripts(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) Finding {
 	f := Finding{Check: "scripts and rights", Level: OK,
 		Detail: fmt.Sprintf("all that a %s does was done to the bucket %s", role, rehearsed)}
@@ -208,7 +208,7 @@ func durability(info map[string]string, err error) Finding {
 		f.Advice = askInfo
 		return f
 	}
-	_, enough := info["min_slaves_good_slaves"] // is there only if min-replicas-to-write is set
+	_, enough := info["min_slaves_good_slaves"] // exists only if min-replicas-to-write is set
 	replicas := info["connected_slaves"]
 	f.Detail = fmt.Sprintf("%s replicas, append-only file %s", replicas,
 		map[string]string{"1": "on", "0": "off"}[info["aof_enabled"]])
@@ -260,7 +260,8 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	return f
 }
 
-// Etcd is the finding about an etcd: its answer, or why there is none. section is that of its endpoints.
+// Etcd returns the finding about the answer of etcd, or about its absence. section is the section of the configuration
+// with the endpoints.
 func Etcd(section, answer string, err error) Finding {
 	f := Finding{Check: "etcd answers", Level: OK, Detail: answer}
 	switch {

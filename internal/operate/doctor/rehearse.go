@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// rehearsed is the bucket of a rehearsal, twoKeys that of clients that know two keys only, and templated that of a
-// template.
+// rehearsed is the bucket of a rehearsal, twoKeys the bucket of clients that know only two keys, and templated the
+// bucket of a template.
 const (
 	rehearsed = "refiller:doctor"
 	twoKeys   = "refiller:doctor:two-keys"
@@ -23,16 +23,16 @@ const (
 	request   = "rehearsal"
 )
 
-// soon bounds the wait for something that a millisecond brings.
+// soon bounds waits that usually last a millisecond.
 const soon = time.Second
 
-// step is something that a refiller or consumer does, with a name for people.
+// step is an operation of a refiller or consumer, with a name for people.
 type step struct {
 	name string
 	do   func() error
 }
 
-// Rehearse runs the commands of a role on buckets of its own. A missing right makes one of them fail.
+// Rehearse runs the commands of a role on separate buckets. A missing right makes one of the commands fail.
 func Rehearse(ctx context.Context, rdb redis.UniversalClient, role Role) error {
 	p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1000), Interval: time.Millisecond, Strict: true}
 	terms := p.Terms(policy.Fence{})
@@ -54,7 +54,7 @@ func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Te
 	return []step{
 		{"delete what a rehearsal left", func() error { return clearRehearsal(ctx, rdb) }},
 		{"load the scripts", func() error { return lua.Load(ctx, rdb) }},
-		{"run a script by its text", func() error { // which is how one that Redis has forgotten comes back
+		{"run a script by its text", func() error { // as after Redis has lost the script
 			return rdb.Eval(ctx, "return redis.call('PING')", []string{rehearsed}).Err()
 		}},
 		{"create a bucket", func() error {
@@ -88,7 +88,7 @@ func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Te
 	}
 }
 
-// takeSteps take from that bucket, and hold its tokens.
+// takeSteps take tokens from the bucket of refillSteps, and hold some of them.
 func takeSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	return []step{
 		{"take with an id", func() error {
@@ -119,7 +119,7 @@ func takeSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	}
 }
 
-// otherSteps are of templates, pools, operators and clients that know two keys only.
+// otherSteps are the operations of templates, pools, operators and clients that know only two keys.
 func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Terms) []step {
 	ofTemplate := terms
 	ofTemplate.Template = true
@@ -166,19 +166,19 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 		{"add by two keys", func() error {
 			_, err := lua.Add(ctx, rdb, twoKeys, 1, 10, 0)
 			if err == nil {
-				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // too late, so that it goes back
+				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // too late, so that the script returns the tokens
 			}
 			return err
 		}},
 		{"count the flows of a divided bucket", func() error { return rdb.HLen(ctx, lua.UseKey(rehearsed)).Err() }},
-		{"send what scripts do without if they must", func() error { // and then count less
+		{"send what scripts do without if they must", func() error { // without these, statistics have less
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(twoKeys), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
 	}
 }
 
-// refillerSteps are those that refillers make without a consumer.
+// refillerSteps are operations of refillers that need no consumer.
 func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	return []step{
 		{"walk through an active set", func() error {
@@ -188,7 +188,7 @@ func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	}
 }
 
-// until calls done until it returns true.
+// until calls done again and again until it returns true.
 func until(ctx context.Context, done func() (bool, error)) error {
 	for began := time.Now(); time.Since(began) < soon; {
 		if is, err := done(); is || err != nil {
@@ -201,7 +201,7 @@ func until(ctx context.Context, done func() (bool, error)) error {
 	return fmt.Errorf("nothing happened within %s", soon)
 }
 
-// clearRehearsal removes what a rehearsal leaves.
+// clearRehearsal removes the keys that a rehearsal leaves.
 func clearRehearsal(ctx context.Context, rdb redis.UniversalClient) error {
 	const k = rehearsed
 	return errors.Join(

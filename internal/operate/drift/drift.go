@@ -16,7 +16,7 @@ import (
 
 const (
 	atOnce    = 32          // buckets that are read at the same time
-	scanned   = 1000        // keys that a server examines in one step
+	scanned   = 1000        // keys that a server reads in one step
 	abandoned = time.Minute // a bucket whose refill is overdue for longer is no longer refilled by any process
 )
 
@@ -24,11 +24,11 @@ const (
 const (
 	Added    = "added"
 	Changed  = "changed"
-	Removed  = "removed"  // refillers would leave it alone, or it is no longer there
-	Conflict = "conflict" // it differs, but its version is not higher than the one in force, so it would be ignored
+	Removed  = "removed"  // refillers would no longer refill it, or it would not exist any more
+	Conflict = "conflict" // it differs under a version that is not above the one in force, so replicas ignore it
 )
 
-// Change is something that a configuration would change.
+// Change is one change that a configuration would make.
 type Change struct {
 	What    string              `json:"what"` // version, pools_version, bucket, template or pool
 	Name    string              `json:"name,omitempty"`
@@ -37,17 +37,17 @@ type Change struct {
 	Fields  []config.Difference `json:"fields,omitempty"`
 }
 
-// Report is all that a configuration would change.
+// Report has all changes that a configuration would make.
 type Report struct {
-	// The highest versions in force of anything that was compared; -1: none is.
+	// The highest versions in force of everything that was compared; -1: none is in force.
 	Version      int64 `json:"version_in_force"`
 	PoolsVersion int64 `json:"pools_version_in_force"`
 
 	Changes []Change `json:"changes"`
-	Notes   []string `json:"notes,omitempty"` // what could not be found out, and what else counts
+	Notes   []string `json:"notes,omitempty"` // what could not be read, and other remarks
 }
 
-// Refused returns the changes that replicas would refuse, since the version in force stays.
+// Refused returns the changes that replicas would refuse, because their version is not above the one in force.
 func (r Report) Refused() []Change {
 	var refused []Change
 	for _, c := range r.Changes {
@@ -58,8 +58,8 @@ func (r Report) Refused() []Change {
 	return refused
 }
 
-// Read compares a configuration with what is in force in Redis, and if etcd isn't nil with the pools below the
-// configuration's prefix there. It writes nothing.
+// Read compares a configuration with the policies in force in Redis. If etcd isn't nil, it also compares the pools
+// below the configuration's prefix in etcd. It writes nothing.
 func Read(ctx context.Context, cfg config.Config, rdb redis.UniversalClient, etcd *clientv3.Client) (Report, error) {
 	r := reader{cfg: cfg, rdb: rdb, report: Report{Version: -1, PoolsVersion: -1, Changes: []Change{}}}
 	if err := r.buckets(ctx); err != nil {

@@ -48,7 +48,7 @@ func (r *reader) buckets(ctx context.Context) error {
 	return g.Wait()
 }
 
-// peek reads a bucket; found is false if there is none that can be compared.
+// peek reads a bucket. found is false if there is no bucket that can be compared.
 func (r *reader) peek(ctx context.Context, key string) (p lua.PeekReply, found bool, err error) {
 	p, err = lua.Peek(ctx, r.rdb, key, 1)
 	switch {
@@ -96,7 +96,8 @@ func (r *reader) kind(ctx context.Context, name string) error {
 	return nil
 }
 
-// others are the keys of buckets in Redis, but for those named and those of templates, which expire.
+// others returns the keys of buckets in Redis without those that are named. It also leaves out buckets of templates,
+// which expire.
 func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, error) {
 	var found []string
 	scan := func(ctx context.Context, c redis.UniversalClient) error {
@@ -133,7 +134,7 @@ func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, e
 	return slices.Compact(found), err
 }
 
-// unexpiring are those of the buckets whose state has no expiry.
+// unexpiring returns the buckets whose state does not expire.
 func unexpiring(ctx context.Context, c redis.UniversalClient, buckets []string) ([]string, error) {
 	if len(buckets) == 0 {
 		return nil, nil
@@ -147,7 +148,7 @@ func unexpiring(ctx context.Context, c redis.UniversalClient, buckets []string) 
 	})
 	var kept []string
 	for i, a := range answers {
-		if a.Val() == -1 { // there is none
+		if a.Val() == -1 { // it has no expiry
 			kept = append(kept, buckets[i])
 		}
 	}
@@ -177,7 +178,7 @@ func (r *reader) templates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if r.cfg.Templates == nil { // it says nothing of them
+	if r.cfg.Templates == nil { // the file has no field for templates
 		return nil
 	}
 	before := map[string]*policy.CompiledTemplate{}
@@ -215,7 +216,7 @@ func (r *reader) templates(ctx context.Context) error {
 	return nil
 }
 
-// template adds a change of a template: the set is replaced as a whole, by one of a higher version.
+// template adds a change of a template. Only the whole set can be replaced, by a set of a higher version.
 func (r *reader) template(prefix, change string, version int64, fields []config.Difference) {
 	if r.cfg.Version <= version {
 		change = Conflict

@@ -1,6 +1,6 @@
-// Package history records what happens to buckets: JSON objects, one a line, in files that are only appended to. A
-// replica writes its refill calls ([Refill]). A verifier reads them afterwards to check the bucket's promises.
+// Package history records refill calls as JSON objects, one in a line, in files to which it only appends. It is not a
+// log for people. A replica writes its refill calls ([Refill]). A verifier reads them afterwards to check the bucket's
+// promises.
 //
-// What was added reaches the kernel within moments, so it survives the SIGKILL of the writer, though not a crash of the
-// machine.
+// Records reach the kernel within moments. So they survive a SIGKILL of the writer, but not a crash of the machine.
 package history

@@ -5,7 +5,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// Refill is one refill call of one bucket with its caller's knowledge.
+// Refill is one refill call for one bucket, as the caller knows it.
 type Refill struct {
 	Key     string          `json:"key"`
 	Sent    int64           `json:"sent"`    // just before the call's batch was sent, Unix ns on the caller's clock
@@ -20,7 +20,7 @@ type Refill struct {
 	Error   string          `json:"error,omitempty"`
 }
 
-// OfEvent is the record of a refill.
+// OfEvent converts an event to a record.
 func OfEvent(e refill.Event) Refill {
 	r := Refill{
 		Key: e.Key, Sent: e.Sent.UnixNano(), Replied: e.Replied.UnixNano(),

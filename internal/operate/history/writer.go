@@ -10,10 +10,10 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// ErrBehind is returned when records come faster than the file takes them.
+// ErrBehind is returned when records come faster than they can be written to the file.
 var ErrBehind = errors.New("history: too many records wait to be written")
 
-// maxPending bounds what waits to be written, in bytes.
+// maxPending bounds the bytes that wait to be written.
 const maxPending = 64 << 20
 
 // Writer appends records to a file. Its methods are safe for concurrent use.
@@ -30,7 +30,7 @@ type Writer struct {
 	err     error // the first failure: nothing is recorded after it
 }
 
-// Open opens a file to append to and makes it if needed. The Writer must be closed.
+// Open opens a file for appending, and creates it if needed. The Writer must be closed.
 func Open(path string) (*Writer, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o600)
 	if err != nil {
@@ -41,8 +41,8 @@ func Open(path string) (*Writer, error) {
 	return w, nil
 }
 
-// Add records v as one line. It doesn't wait for the file: records that are added together go out in one write, and a
-// failure shows in Close.
+// Add records v as one line. It doesn't wait for the file. Records that are added together are written at once, and
+// Close returns a failure.
 func (w *Writer) Add(v any) {
 	line, err := json.Marshal(v)
 	w.mu.Lock()
@@ -61,7 +61,7 @@ func (w *Writer) Add(v any) {
 	timing.Signal(w.wake)
 }
 
-// Failed is closed with the first failure: nothing is recorded any more.
+// Failed returns a channel that is closed at the first failure. Nothing is recorded after it.
 func (w *Writer) Failed() <-chan struct{} { return w.failed }
 
 // fail is called with the lock held.
@@ -87,8 +87,8 @@ func (w *Writer) run() {
 	}
 }
 
-// Close writes what is left, closes the file and returns the first failure since Open. Records added later are dropped.
-// Closing again does nothing but repeat that.
+// Close writes the remaining records, closes the file and returns the first failure since Open. Records added later are
+// dropped. A second Close only returns the same result.
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	first := !w.closed

@@ -16,14 +16,14 @@ import (
 )
 
 const (
-	// Beat is how often a replica writes itself.
+	// Beat is the time between two reports of a replica.
 	Beat = 3 * time.Second
-	// Late is after how long without a report a replica is probably dead. What is known is a Beat old, and the report
-	// before it may be another Beat old.
+	// Late is the time without a report after which a replica is probably dead. The list may be a Beat old, and the report
+	// in it another Beat older.
 	Late = 2*Beat + time.Second
-	// Silence is after how long a replica that is silent is no longer listed.
+	// Silence is the time without a report after which a replica is no longer listed.
 	Silence = 10 * time.Second
-	// Most is the most replicas of one list.
+	// Most is the largest number of replicas in a list.
 	Most = 64
 
 	timeout = time.Second // of a call
@@ -51,8 +51,7 @@ type Replica struct {
 	LastReport time.Time // on this host's clock
 }
 
-// Members is a replica's view of the list. Replicas is safe for concurrent use
-// with Run.
+// Members is a replica's view of the list. The method Replicas may be called concurrently with Run.
 type Members struct {
 	rdb      redis.UniversalClient
 	key      string
@@ -64,20 +63,20 @@ type Members struct {
 	err      error
 }
 
-// New makes the Members at a key of Redis, in which a replica writes what self says.
+// New makes the Members of a list at a key of Redis. The replica writes the result of self into it.
 func New(rdb redis.UniversalClient, key string, self func() Entry) *Members {
 	return &Members{rdb: rdb, key: key, self: self, err: errors.New("nothing has been read yet")}
 }
 
-// Replicas returns the replicas that have reported within Silence, by identity. Its error says why they aren't known.
-// They are as old as the last Beat.
+// Replicas returns the replicas that have reported within Silence, by identity. An error is the reason for which they
+// aren't known. They are at most a Beat old.
 func (r *Members) Replicas() ([]Replica, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.replicas, r.err
 }
 
-// Run writes the replica until ctx ends, and then takes it out.
+// Run writes the replica's entry until ctx ends, and then removes the entry.
 func (r *Members) Run(ctx context.Context) {
 	pace := time.NewTicker(Beat)
 	defer pace.Stop()
@@ -86,7 +85,7 @@ func (r *Members) Run(ctx context.Context) {
 		select {
 		case <-pace.C:
 		case <-ctx.Done():
-			_, _ = r.call(context.WithoutCancel(ctx), "") // else it is dropped when it has been silent
+			_, _ = r.call(context.WithoutCancel(ctx), "") // if this fails, the others drop it after Silence
 			return
 		}
 	}
@@ -103,7 +102,7 @@ func (r *Members) beat(ctx context.Context) {
 	r.replicas, r.err = replicas, err
 }
 
-// call writes text, or leaves if it is empty.
+// call writes text as the replica's entry. If text is empty, it removes the entry.
 func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -118,7 +117,7 @@ func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
 	return decode(reply, time.Now())
 }
 
-// decode reads the script's reply, which came at the time at.
+// decode decodes the script's reply. at is the time at which it came.
 func decode(reply []string, at time.Time) ([]Replica, error) {
 	if len(reply)%2 != 1 {
 		return nil, errReply
@@ -127,12 +126,12 @@ func decode(reply []string, at time.Time) ([]Replica, error) {
 	if err != nil {
 		return nil, errReply
 	}
-	latest := map[string]Replica{} // a replica that has ended badly may be there as it was before
+	latest := map[string]Replica{} // a replica that crashed may also have its former entry
 	for i := 1; i+1 < len(reply); i += 2 {
 		var e Entry
 		written, err := strconv.ParseInt(reply[i+1], 10, 64)
 		if err != nil || json.Unmarshal([]byte(reply[i]), &e) != nil {
-			continue // another version writes more than this one understands
+			continue // another version of the program may write other entries
 		}
 		report := at.Add(time.Duration(written-now) * time.Millisecond)
 		if report.After(latest[e.Identity].LastReport) {

@@ -18,27 +18,28 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// MaxBuckets is how many buckets have series of their own.
+// MaxBuckets is the largest number of buckets with series of their own.
 const MaxBuckets = 200
 
-// Other is the bucket label of the buckets beyond MaxBuckets.
+// Other is the value of the label bucket for the sum of the buckets beyond MaxBuckets.
 const Other = "other"
 
-// fresh is how old the known number of a bucket's tokens may be to be exported. A standby doesn't get a new one.
+// fresh is the age up to which the last number of a bucket's tokens is exported. A standby gets no new number.
 const fresh = 15 * time.Second
 
-// State is what the replica is doing at the time of a scrape.
+// State is the state of the replica at the time of a scrape.
 type State struct {
 	Refill        refill.Stats
 	RedisUp       bool
-	Elected       bool  // election mode etcd; the four below mean nothing otherwise
+	Elected       bool  // election mode etcd; otherwise the next four fields are unused
 	ElectionUp    bool  // etcd answers
-	Terms         int64 // led since the start
+	Terms         int64 // terms as the leader since the start
 	Reloads       map[string]int64
 	ReloadRefused bool // the last reload was refused
-	// Something else is in force than the configuration says, under the same version: of anything, templates, pools.
+	// Something other than the configuration is in force under the same version: in any part of it, in templates, in
+	// pools.
 	Conflict, TemplatesConflict, PoolsConflict bool
-	TemplatesOutdated, PoolsOutdated           bool // those of a later version are in force
+	TemplatesOutdated, PoolsOutdated           bool // templates or pools of a later version are in force
 	RestartNeeded                              bool // the file has changes that need a restart
 	// tokens that buckets in shadow mode have counted as denied
 	Shadow map[string]int64
@@ -63,10 +64,10 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New returns the metrics of a replica. The program's version is build, region is that of the replica, t holds its
-// buckets, and state is called at each scrape.
+// New returns the metrics of a replica. build is the version of the program, region the region of the replica, and t
+// has the stats of its buckets. state is called at each scrape.
 //
-// Every series of ours has the label "region". Otherwise an alert would have to join each series with
+// Every series of this package has the label "region". Otherwise an alert would have to join each series with
 // refiller_build_info to judge the regions one by one.
 func New(build, region string, t *stats.Stats, state func() State) *Metrics {
 	inRegion := prometheus.Labels{"region": region}
@@ -100,7 +101,7 @@ func New(build, region string, t *stats.Stats, state func() State) *Metrics {
 	return m
 }
 
-// Observe counts one reply to a refill call, also in the stats.
+// Observe counts one reply to a refill call, here and in the stats.
 func (m *Metrics) Observe(e refill.Event) {
 	if e.Err == nil {
 		m.call.Observe(e.Replied.Sub(e.Sent).Seconds())
@@ -114,7 +115,7 @@ func (m *Metrics) Observe(e refill.Event) {
 	}
 }
 
-// Handler answers scrapes.
+// Handler returns the handler of scrapes.
 func (m *Metrics) Handler() http.Handler {
 	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{Registry: m.registry, MaxRequestsInFlight: 4})
 }
@@ -184,8 +185,8 @@ var (
 		"bucket", "flows")
 )
 
-// Describe implements prometheus.Collector: the metrics are unchecked, since
-// some exist in one mode only.
+// Describe implements prometheus.Collector. It describes nothing, so Prometheus doesn't check the metrics, because some
+// exist only in one mode.
 func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -234,8 +235,8 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	}
 }
 
-// collectBuckets exports the buckets that have series of their own, and the sum
-// of the others. shadow is what buckets in shadow mode have denied.
+// collectBuckets exports the buckets that have series of their own, and the sum of the others. shadow has the tokens
+// that buckets in shadow mode have counted as denied.
 func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ...string), shadow map[string]int64) {
 	v := m.buckets()
 	for key, b := range v.own {
@@ -277,8 +278,8 @@ type view struct {
 	outdated, conflicting int
 }
 
-// buckets reads all buckets, and copies no more of them than have series. If one is added meanwhile, the next scrape
-// has it.
+// buckets reads all buckets, and copies only those that have series. A bucket that is added meanwhile is in the next
+// scrape.
 func (m *Metrics) buckets() view {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -307,9 +308,9 @@ func (m *Metrics) buckets() view {
 	return v
 }
 
-// label decides which buckets have series of their own: the first MaxBuckets by key, less those whose key can't be a
-// label. A bucket that is summed up stays so, since a counter that moves from one series to another appears as a spike.
-// The mutex is held.
+// label decides which buckets have series of their own: the first MaxBuckets by key, without those whose key can't be a
+// label. A bucket in the sum stays there. Otherwise its counters would move to another series, which appears as a
+// spike. The mutex is held.
 func (m *Metrics) label(keys []string) {
 	var unknown []string
 	for _, key := range keys {

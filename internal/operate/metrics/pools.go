@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// MaxPools is how many pools have series of their own: the first ones by name. Regions are at most pool.MaxRegions of
-// each. Alerts use the series that count pools, which leave out none.
+// MaxPools is the largest number of pools with series of their own, which are the first ones by name. Each has at most
+// pool.MaxRegions regions. Alerts use the series that count pools, which include all pools.
 const MaxPools = 200
 
 // PoolState is the replica's part in the pools at the time of a scrape.
@@ -21,8 +21,8 @@ type PoolState struct {
 	Coordinator pool.CoordinatorStats
 	Sums        map[string]pool.PoolSum    // empty unless this replica coordinates
 	Regions     map[string]pool.RegionSeen // empty unless this replica coordinates
-	Terms       int64                      // coordinated since the start
-	Coordinated bool                       // etcd answers this replica, and names a coordinator
+	Terms       int64                      // terms as the coordinator since the start
+	Coordinated bool                       // etcd answers this replica, and there is a coordinator
 }
 
 var (
@@ -82,13 +82,13 @@ var (
 		"1 if an operator has declared that the region uses nothing. Only from the coordinator.")
 )
 
-// seenDesc describes a metric of the coordinator about a region. Its label "region" is that region, not the
-// coordinator's.
+// seenDesc describes a metric that the coordinator has about a region. The label "region" is that region, not the
+// region of the coordinator.
 func seenDesc(name, help string) *prometheus.Desc {
 	return prometheus.NewDesc("refiller_"+name, help, []string{"region"}, nil)
 }
 
-// collect exports the state. The coordinator's gauges about a region go to seen.
+// collect exports the state. seen exports a gauge that the coordinator has about a region.
 func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...string),
 	seen func(d *prometheus.Desc, v float64, region string)) {
 	s.collectCounts(gauge)
@@ -139,7 +139,7 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 	}
 }
 
-// collectCounts collects how many pools are in a certain state, of all pools.
+// collectCounts exports how many of all pools are in each state.
 func (s *PoolState) collectCounts(gauge func(*prometheus.Desc, float64, ...string)) {
 	count := func(is func(pool.Share) bool) (n float64) {
 		for _, share := range s.Agent.Shares {

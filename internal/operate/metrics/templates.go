@@ -30,8 +30,8 @@ var (
 			"or after the take that left the bucket less than full.", "template")
 )
 
-// collectTemplates exports what refills of templates' buckets did. Templates are
-// few, so each has series of its own.
+// collectTemplates exports the results of refills of templates' buckets. Each template has series of its own, because
+// there are few templates.
 func (m *Metrics) collectTemplates(ch chan<- prometheus.Metric, templates []refill.TemplateStats, gauge,
 	count func(*prometheus.Desc, float64, ...string)) {
 	for _, t := range templates {

@@ -10,22 +10,26 @@ import (
 )
 
 const (
-	// activeWindow is the time over which the activity of templates' buckets is added up; the window before it counts too.
+	// activeWindow is the length of a window in which the activity of templates' buckets is added up. The window before
+	// the present one counts as well.
 	activeWindow = 30 * time.Second
-	// maxActive is how many buckets a window counts.
+	// maxActive is the largest number of buckets that a window counts.
 	maxActive = 512
-	// sampled is how many calls about buckets that a full window doesn't count come for each that makes room.
+	// sampled is a number of calls. Of so many calls about buckets that a full window doesn't count, one makes room for
+	// its bucket.
 	sampled = 64
 )
 
-// Active is how many tokens a bucket of a template was refilled with of late, which is what was taken from it.
+// Active is the rate at which a bucket of a template was refilled recently. It is also the rate at which tokens were
+// taken.
 type Active struct {
 	Key  string
 	Rate float64 // tokens per second
 }
 
-// activity finds the buckets that are refilled most, among any number of them: it counts those that there is room for,
-// and makes room by lowering all counts by the least one (after Misra and Gries), so that the busiest buckets stay.
+// activity finds the buckets with the most refills among any number of buckets. It counts as many buckets as there is
+// room for. To make room, it lowers all counts by the smallest one (after Misra and Gries). So the busiest buckets
+// stay.
 type activity struct {
 	mu          sync.Mutex
 	start       time.Time
@@ -52,7 +56,7 @@ func (a *activity) add(key string, tokens int64, at time.Time) {
 	}
 }
 
-// turn begins a window if the present one is over.
+// turn begins a new window if the present one is over.
 func (a *activity) turn(at time.Time) {
 	switch since := at.Sub(a.start); {
 	case since < activeWindow:
@@ -72,7 +76,7 @@ func (t *Stats) Active(key string, tokens int64, at time.Time) {
 	}
 }
 
-// MostActive are up to n buckets that were refilled most of late, among those that match.
+// MostActive returns up to n of the matching buckets, those with the most recent refills.
 func (t *Stats) MostActive(n int, now time.Time, match func(key string) bool) []Active {
 	a := &t.active
 	a.mu.Lock()

@@ -9,43 +9,43 @@ import (
 )
 
 const (
-	// maxDivided is how many buckets' flows are remembered, the first ones configured, and flowsKept how many flows of
-	// each: some 50 MB with long names.
+	// maxDivided is the number of buckets whose flows are remembered. They are the first ones in the configuration.
+	// flowsKept is the number of flows of each bucket. Together they need some 50 MB if the names are long.
 	maxDivided = 256
 	flowsKept  = 128
-	// flowSlot is how long a slot of what flows took is, and flowSlots how many there are: a minute, and the slot that is
-	// under way.
+	// flowSlot is the length of a slot of the history of flows. flowSlots is the number of slots: those of a minute, and
+	// the slot that is not over yet.
 	flowSlot  = 10 * time.Second
 	flowSlots = 7
 )
 
-// Flows counts what this replica has read of a bucket's flows.
+// Flows has the counts of a bucket's flows, as far as this replica has read them.
 type Flows struct {
-	Read         time.Time // of the last time that something was read; zero before the first
+	Read         time.Time // when something was last read; zero before the first time
 	Seen         int       // flows that are counted separately
-	Listed       int       // flows of the last plan
+	Listed       int       // flows that the last plan lists
 	Level        float64   // tokens per second that a flow of weight 1 may have
 	DeniedListed int64     // tokens that listed flows were denied
 	DeniedOther  int64     // tokens that other flows were denied
 }
 
-// Flow is what a flow did in a time, in tokens per second.
+// Flow has the rates of a flow in a period, in tokens per second.
 type Flow struct {
 	Name   string
 	Asked  float64
 	Got    float64
 	Denied float64
-	Listed bool // when it was last read
+	Listed bool // in the plan when it was last read
 }
 
-// FlowsOfLate are what flows of a bucket did in the last minute, as far as this replica read it.
+// FlowsOfLate has the rates of a bucket's flows in the last minute, as far as this replica has read them.
 type FlowsOfLate struct {
-	Covered time.Duration // that it read
-	Flows   []Flow        // by what they got, the most first
-	Others  Flow          // those beyond, together
+	Covered time.Duration // the part of the minute that it has read
+	Flows   []Flow        // by the tokens that they got, the most first
+	Others  Flow          // the sum of the other flows
 }
 
-// flowCount is what a flow did, in tokens.
+// flowCount has the counts of a flow, in tokens.
 type flowCount struct {
 	asked, denied int64
 	listed        bool
@@ -56,11 +56,11 @@ func (c *flowCount) add(d flowCount) {
 	c.denied += d.denied
 }
 
-// flowPoint is what flows did in a slot of time.
+// flowPoint has the counts of flows in a slot of time.
 type flowPoint struct {
 	covered time.Duration
 	flows   map[string]flowCount
-	others  flowCount // those that there was no room for
+	others  flowCount // the flows for which there was no room
 }
 
 func (p *flowPoint) add(read *refill.FlowsRead) {
@@ -79,7 +79,7 @@ func (p *flowPoint) add(read *refill.FlowsRead) {
 	}
 }
 
-// trim makes room: those that asked for most stay.
+// trim makes room. The flows that asked for the most tokens stay.
 func (p *flowPoint) trim() {
 	asked := make([]int64, 0, len(p.flows))
 	for _, c := range p.flows {
@@ -101,7 +101,7 @@ func (p *flowPoint) trim() {
 	}
 }
 
-// remembersFlows says whether the flows of the bucket are remembered. The mutex is held.
+// remembersFlows reports whether the flows of the bucket are remembered. The mutex is held.
 func (b *bucket) remembersFlows(yes bool) {
 	switch {
 	case !yes:
@@ -111,7 +111,7 @@ func (b *bucket) remembersFlows(yes bool) {
 	}
 }
 
-// flowsRead applies what was read of the flows. The mutex is held.
+// flowsRead applies a reading of the flows. The mutex is held.
 func (b *bucket) flowsRead(read *refill.FlowsRead, at time.Time) {
 	b.Flows.Read = at
 	b.Flows.Seen = read.Seen
@@ -129,8 +129,8 @@ func (b *bucket) flowsRead(read *refill.FlowsRead, at time.Time) {
 	}
 }
 
-// Flows are what at most n flows of a bucket did in the last minute; false if the bucket is not divided, as far as this
-// replica has read.
+// Flows returns the rates of at most n flows of a bucket in the last minute. It reports false if the bucket is not
+// divided, as far as this replica has read.
 func (t *Stats) Flows(key string, n int, now time.Time) (FlowsOfLate, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -153,7 +153,7 @@ func (t *Stats) Flows(key string, n int, now time.Time) (FlowsOfLate, bool) {
 	return all.rates(counts, n), true
 }
 
-// rates are the n flows that got most, and the sum of the others.
+// rates returns the n flows that got the most tokens, and the sum of the others.
 func (p *flowPoint) rates(counts map[string]flowCount, n int) FlowsOfLate {
 	names := make([]string, 0, len(counts))
 	for name := range counts {

@@ -3,12 +3,14 @@ package stats
 import "time"
 
 const (
-	// TrendSlot is how long a slot of a trend is, and TrendSlots how many a trend has: a quarter of an hour together.
+	// TrendSlot is the length of a slot of a trend, and TrendSlots the number of its slots. Together they are a quarter of
+	// an hour.
 	TrendSlot  = 10 * time.Second
 	TrendSlots = 90
 )
 
-// ring holds a point for each of the last slots of time: that of slot n, counted from 1970, is at n modulo its size.
+// ring holds a point for each of the last slots of time. The point of slot n, counted from 1970, is at index n modulo
+// the size.
 type ring[P any] struct {
 	slot   time.Duration
 	points []slotted[P]
@@ -23,7 +25,7 @@ func newRing[P any](slot time.Duration, slots int) *ring[P] {
 	return &ring[P]{slot, make([]slotted[P], slots)}
 }
 
-// at is the point of the slot of an instant; zero, if it is the first instant of its slot that is asked for.
+// at returns the point of the slot of an instant. It is zero at the first call for a slot.
 func (r *ring[P]) at(t time.Time) *P {
 	slot := t.UnixNano() / int64(r.slot)
 	p := r.in(slot)
@@ -33,10 +35,10 @@ func (r *ring[P]) at(t time.Time) *P {
 	return &p.point
 }
 
-// in is where the point of a slot is, or that of an earlier one.
+// in returns the place of the point of a slot. The place may still hold the point of an earlier slot.
 func (r *ring[P]) in(slot int64) *slotted[P] { return &r.points[slot%int64(len(r.points))] }
 
-// until are the points up to the slot of an instant, the oldest first; zero where there is none.
+// until returns the points up to the slot of an instant, the oldest first. A slot without a point has a zero point.
 func (r *ring[P]) until(now time.Time) []P {
 	last := now.UnixNano() / int64(r.slot)
 	points := make([]P, len(r.points))

@@ -7,7 +7,7 @@ import (
 )
 
 const (
-	// MaxShares is how many shares have a trend: some 1 MB.
+	// MaxShares is the largest number of shares with a trend. They need some 1 MB.
 	MaxShares = 256
 	// Minutes is the length of the history of a share that Hour returns.
 	Minutes = 60
@@ -16,10 +16,10 @@ const (
 // SharePoint is the state of a region's share of a pool in a slot, in parts of the pool's rate.
 type SharePoint struct {
 	Known               bool
-	Floor, Lent, Demand float64 // Lent is what the share has beyond the floor
+	Floor, Lent, Demand float64 // Lent is the part of the share beyond the floor
 }
 
-// Shares keep the recent history of shares of pools. The zero value is ready. The methods are safe for concurrent use.
+// Shares keeps the recent history of shares of pools. The zero value is ready. The methods are safe for concurrent use.
 type Shares struct {
 	mu    sync.Mutex
 	pools map[string]*shareTrend
@@ -31,13 +31,13 @@ type shareTrend struct {
 	minutes *ring[average]
 }
 
-// average is the average of the parts of the rate that the share was in all readings.
+// average returns the average of the share in all readings, as parts of the rate.
 type average struct {
 	sum      float64
 	readings int
 }
 
-// Add records the states of the shares of all pools. It forgets the history of pools that aren't among them.
+// Add records the states of the shares of all pools. It removes the history of pools that aren't among them.
 func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -74,8 +74,8 @@ func (s *Shares) Trend(pool string, now time.Time) []SharePoint {
 	return s.pools[pool].slots.until(now)
 }
 
-// Hour is what a pool's share was on average in each minute of the last hour, in parts of the pool's rate, the oldest
-// first; nil for a minute in which it isn't known. The last minute is the one under way.
+// Hour returns the average of a pool's share in each minute of the last hour, in parts of the pool's rate, the oldest
+// first. A minute in which the share isn't known is nil. The last minute is not over yet.
 func (s *Shares) Hour(pool string, now time.Time) []*float64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()

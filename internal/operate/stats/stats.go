@@ -15,59 +15,57 @@ import (
 const (
 	// smoothing is the time over which a bucket's rate of takes is averaged.
 	smoothing = 2 * time.Second
-	// burst is how long after its first refill a take-over of several buckets
-	// counts as one.
+	// burst is the longest time for which take-overs of several buckets count as a single one. It begins with the first
+	// refill.
 	burst = time.Second
-	// maxTakeovers is how many take-overs are remembered.
+	// maxTakeovers is the number of take-overs that are remembered.
 	maxTakeovers = 20
 )
 
-// Bucket is what is known of one bucket. Counts are those of the refills that
-// this replica won.
+// Bucket has the stats of one bucket. The counts are of the refills that this replica won.
 type Bucket struct {
 	Refills     int64
 	Credited    int64   // tokens that the refills found due, added or clamped
-	Clamped     int64   // of them, those that the full bucket could not hold
-	Due         float64 // tokens that the policy in force says were due: elapsed time × rate
-	Taken       int64   // tokens taken between two refills, less those returned
+	Clamped     int64   // how many of these the full bucket could not hold
+	Due         float64 // tokens that were due under the policy in force: elapsed time × rate
+	Taken       int64   // tokens taken between two refills, without those returned
 	Empty       int64   // refills that found no token
-	Quarantines int64   // the server had lost writes
-	ClockSteps  int64   // the server's clock stepped back
-	Created     int64   // created, or adopted from a foreign client
-	Lost        int64   // created again: the server had lost all of its state
+	Quarantines int64   // refills that found that the server had lost writes
+	ClockSteps  int64   // refills that found that the server's clock stepped back
+	Created     int64   // refills that created the bucket, or adopted one of a foreign client
+	Lost        int64   // refills that created the bucket again, since the server had lost its state
 
 	Seen     time.Time // of the last answer; zero before the first
 	Won      time.Time // of the last refill won; zero before the first
 	Tokens   int64     // at the last answer
 	Capacity int64     // configured
 	Held     int64     // tokens outstanding in reservations and leases, at the last answer
-	TakeRate float64   // tokens taken per second of late, up to Won
-	Dry      float64   // part of the refills that found no token, of late, up to Won
+	TakeRate float64   // tokens taken per second recently, up to Won
+	Dry      float64   // part of the recent refills, up to Won, that found no token
 
-	Flows Flows // zero of a bucket that isn't divided
+	Flows Flows // zero if the bucket isn't divided
 
 	Fault    string // why the last call could not refill the bucket; empty if it could
 	Outdated bool   // a later version than this replica's is in force; not for a pool's bucket or an override
 	Conflict bool   // the policy in force differs under the same version
 }
 
-// Takeover is a stretch in which this replica began to refill what another one
-// did before.
+// Takeover is a period in which this replica began to refill buckets that another replica had refilled before.
 type Takeover struct {
 	At      time.Time
 	Buckets int           // how many buckets
 	Gap     time.Duration // the longest time that one of them went without a refill
 }
 
-// Refill is the information in one reply beyond its own fields.
+// Refill is the information that Observe derives from one reply.
 type Refill struct {
 	Won      bool          // this replica refilled a configured bucket
-	Gap      time.Duration // since the refill before; 0 if that isn't known
+	Gap      time.Duration // since the previous refill; 0 if that isn't known
 	Lag      time.Duration // how much longer the gap is than the bucket's refill interval
-	TookOver bool          // another replica made the refill before
+	TookOver bool          // another replica made the previous refill
 }
 
-// Stats keeps count. Its methods are safe for concurrent use.
+// Stats has the counts of all buckets. Its methods are safe for concurrent use.
 type Stats struct {
 	mu        sync.Mutex
 	buckets   map[string]*bucket
@@ -78,20 +76,19 @@ type Stats struct {
 type bucket struct {
 	Bucket
 	interval time.Duration
-	known    bool              // version and tokens are those of the last answer
+	known    bool              // version and tokens are from the last answer
 	mine     bool              // this replica made the last refill that it knows of
 	version  policy.Version    // at the last answer
 	fence    policy.Fence      // at the last answer
 	terms    policy.Terms      // in force at the last answer; zero if this replica doesn't know them
 	trend    *ring[TrendPoint] // nil: the bucket has none
-	flows    *ring[flowPoint]  // nil: the bucket has none, or those of too many others are remembered
+	flows    *ring[flowPoint]  // nil: the bucket has none, or too many other buckets have a history
 }
 
 // New makes Stats without buckets.
 func New() *Stats { return &Stats{buckets: map[string]*bucket{}} }
 
-// Configure says which buckets to count; what is known of those that stay is
-// kept.
+// Configure sets the buckets that are counted. Buckets that were counted before keep their stats.
 func (t *Stats) Configure(buckets []refill.Bucket) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -121,7 +118,7 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[e.Key]
-	if b == nil || e.Err != nil && !e.OwnFault() { // the server's fault says nothing about the bucket
+	if b == nil || e.Err != nil && !e.OwnFault() { // a fault of the server shows nothing about the bucket
 		return Refill{}
 	}
 	b.Fault = fault(e)
@@ -156,7 +153,7 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	}
 	b.Conflict = o.Differs || o.Status == policy.StatusConflict
 	b.terms = policy.Terms{}
-	if e.Call.Terms != nil { // a call without terms is of a replica that knows that its own are of an older version
+	if e.Call.Terms != nil { // without terms the replica knows that its own terms are of an older version
 		b.Outdated = !e.Call.Terms.Pool && !o.Fence.Own() && e.Call.Terms.FileVersion() < o.FileVersion
 		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Differs {
 			b.terms = *e.Call.Terms
@@ -165,18 +162,18 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	return r
 }
 
-// granted reports whether only new terms of a pool were written since the last reply. Agents bring these, so they say
-// nothing about which replica refills.
+// granted reports whether only new terms of a pool were written since the last reply. Agents write these, so they don't
+// show which replica refills.
 func (b *bucket) granted(o policy.Outcome) bool {
 	next := policy.Version{Era: b.version.Era, Index: b.version.Index + 1}
 	return o.Pool && o.Version == next && o.Fence != b.fence
 }
 
-// fault says why a call could not refill its bucket.
+// fault returns the reason for which a call could not refill its bucket, empty if it could.
 func fault(e refill.Event) string {
 	switch {
 	case errors.Is(e.Err, lua.ErrMalformedBucket) || e.Err == nil && e.Outcome.Status == policy.StatusMalformed:
-		return "its keys hold something else" // the error names the bucket, and many have the same fault
+		return "its keys hold something else" // without the bucket's name, so that equal faults have equal texts
 	case e.Err != nil:
 		return e.Err.Error()
 	}
@@ -225,16 +222,15 @@ func (b *bucket) won(e refill.Event) Refill {
 	return r
 }
 
-// due is how many tokens fell due in the stretch that the refill settled. A
-// fraction of a token that a full bucket has no room for is not due. What this
-// replica can't work out, under terms that it doesn't know or steps of a
-// schedule, counts as credited.
+// due returns how many tokens fell due in the time that the refill settled. A fraction of a token for which a full
+// bucket has no room is not due. If this replica doesn't know the terms, or if they have a schedule, due returns the
+// credited tokens.
 func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 	if t.Per == 0 || t.Kind != policy.Smooth {
 		return float64(credited)
 	}
 	units := float64(o.Elapsed) * float64(t.Tokens)
-	if t.GrantEra == o.Version.Era { // a pool's, of which some was granted
+	if t.GrantEra == o.Version.Era { // a pool's terms, a part of which was granted
 		granted := min(max(0, t.GrantEnd-(o.Now-o.Elapsed)), o.Elapsed)
 		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
 	}
@@ -249,7 +245,7 @@ func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 	return tokens
 }
 
-// smooth moves an average towards the value of a stretch.
+// smooth moves an average towards the value of a period.
 func smooth(average *float64, value float64, over time.Duration) {
 	if over > 0 {
 		*average += (1 - math.Exp(-over.Seconds()/smoothing.Seconds())) * (value - *average)
@@ -269,7 +265,7 @@ func (t *Stats) takeOver(at time.Time, gap time.Duration) {
 	t.takeovers = append(t.takeovers, Takeover{At: at, Buckets: 1, Gap: gap})
 }
 
-// Bucket is what is known of a configured bucket.
+// Bucket returns the stats of a configured bucket.
 func (t *Stats) Bucket(key string) (Bucket, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -290,10 +286,10 @@ func (t *Stats) Each(visit func(key string, b *Bucket)) {
 	}
 }
 
-// Conflicts are the keys of the buckets in conflict, in order.
+// Conflicts returns the keys of the buckets in conflict, in order.
 func (t *Stats) Conflicts() []string { return t.those(func(b *Bucket) bool { return b.Conflict }) }
 
-// Outdated are the keys of the buckets of which a later policy is in force, in order.
+// Outdated returns the keys of the buckets whose policy in force is of a later version, in order.
 func (t *Stats) Outdated() []string { return t.those(func(b *Bucket) bool { return b.Outdated }) }
 
 func (t *Stats) those(are func(*Bucket) bool) []string {
@@ -307,7 +303,7 @@ func (t *Stats) those(are func(*Bucket) bool) []string {
 	return keys
 }
 
-// Faults are the buckets that could not be refilled by the last call, in order, by why.
+// Faults returns the buckets that the last call could not refill, in order, by the reason.
 func (t *Stats) Faults() map[string][]string {
 	faults := map[string][]string{}
 	t.Each(func(key string, b *Bucket) {
@@ -321,7 +317,7 @@ func (t *Stats) Faults() map[string][]string {
 	return faults
 }
 
-// Takeovers are the last ones, the newest first.
+// Takeovers returns the last take-overs, the newest first.
 func (t *Stats) Takeovers() []Takeover {
 	t.mu.Lock()
 	defer t.mu.Unlock()

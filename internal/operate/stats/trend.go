@@ -2,7 +2,8 @@ package stats
 
 import "time"
 
-// maxTrends is how many buckets have a trend, the first ones configured: some 12 MB.
+// maxTrends is the largest number of buckets with a trend. They are the first ones in the configuration, and need some
+// 12 MB.
 const maxTrends = 4096
 
 // Trend is the recent history of a bucket, slot by slot, the oldest first.
@@ -15,7 +16,7 @@ type TrendPoint struct {
 	Taken float64 // tokens taken per second, as far as this replica won the refills
 }
 
-// add records the fill of a bucket, and the number of tokens taken since the refill before.
+// add records the fill of a bucket, and the number of tokens taken since the previous refill.
 func (p *TrendPoint) add(fill float64, taken int64) {
 	p.Known, p.Fill = true, fill
 	p.Taken += float64(taken) / TrendSlot.Seconds()
