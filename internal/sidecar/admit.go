@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 )
 
-// admit has each call over HTTP wait for its turn before it runs, and measures calls that do not wait for tokens.
+// admit makes each call over HTTP wait for its turn, and measures calls that do not wait for tokens.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := originOf(connOf(r.Context()).addr, r.TLS)
@@ -35,8 +35,8 @@ func (s *Server) admit(next http.Handler) http.Handler {
 	})
 }
 
-// closeConnections has clients close their connections once these are too old or the server drains. Otherwise a client
-// would send a request on a connection that the server closes at that moment.
+// closeConnections makes clients close connections that are too old, and all connections when the server drains.
+// Otherwise a client would send a request on a connection that the server closes at that moment.
 func (s *Server) closeConnections(next http.Handler) http.Handler {
 	most := s.opts.Limits.ConnectionAge
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -15,7 +15,7 @@ import (
 
 // clients counts the connections of each client.
 type clients struct {
-	most int // of one client
+	most int // connections of one client, at most
 
 	mu     sync.Mutex
 	counts map[string]int // without zeros
@@ -25,7 +25,8 @@ func newClients(most int) *clients {
 	return &clients{most: most, counts: make(map[string]int)}
 }
 
-// enter reports whether the client may have one more, and counts it.
+// enter counts a connection of the client. It reports whether the client may have one more; if not, the connection
+// doesn't count.
 func (c *clients) enter(client string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -51,11 +52,12 @@ type clientAddr struct {
 	origin string
 }
 
-// localOrigin begins the origins on this host, from which many programs may call, or a proxy for all its clients.
+// localOrigin is the beginning of the origins on this host. Many programs may call from there, or a proxy for all its
+// clients.
 const localOrigin = "local "
 
-// originOf names the other end of a connection: its certificate, else its address or process. Two origins never share a
-// name, since no address has the form of a certificate.
+// originOf returns a name of the other end of a connection: that of its certificate, otherwise its address or process.
+// Two origins never have the same name, because no address has the form of a certificate.
 func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	if state != nil && len(state.VerifiedChains) > 0 {
 		sum := sha256.Sum256(state.VerifiedChains[0][0].Raw)
@@ -67,8 +69,8 @@ func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	return "unknown"
 }
 
-// clientOf names the client of a call. On this host each key counts as a client, and each flow of a key, since the
-// origin only names the proxy or program that has called.
+// clientOf returns the name of the client of a call. For calls from this host each key, and each flow of a key, counts
+// as a client. The reason is that the origin only names the proxy or program that has called.
 func clientOf(origin string, a call.Asks) string {
 	if !strings.HasPrefix(origin, localOrigin) {
 		return origin
@@ -82,13 +84,13 @@ func clientOf(origin string, a call.Asks) string {
 
 type connKey struct{}
 
-// connection is what calls over HTTP know of the connection that they came on.
+// connection is the connection of a call over HTTP.
 type connection struct {
 	addr  net.Addr
 	begun time.Time
 }
 
-// withConn keeps the connection for calls over HTTP.
+// withConn stores the connection in the context of calls over HTTP.
 func withConn(ctx context.Context, c net.Conn) context.Context {
 	return context.WithValue(ctx, connKey{}, connection{c.RemoteAddr(), time.Now()})
 }

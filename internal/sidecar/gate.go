@@ -23,8 +23,8 @@ type gate struct {
 	turns    *turns
 	metrics  *metrics.Metrics
 	traces   tracer
-	longest  time.Duration   // a unary call may take, its request included
-	draining context.Context // ends when health turns
+	longest  time.Duration   // longest time of a unary call, including the time to read its request
+	draining context.Context // ends when health checks begin to fail
 }
 
 const healthPrefix = "/grpc.health.v1.Health/"
@@ -32,8 +32,8 @@ const healthPrefix = "/grpc.health.v1.Health/"
 // untimedKey marks the context of a call that came without a deadline.
 type untimedKey struct{}
 
-// tap bounds the time of a call before its request is read, since no interceptor
-// sees a request that never arrives in full.
+// tap bounds the time of a call before its request is read. An interceptor can't, because it isn't called if the
+// request never arrives in full.
 func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if strings.HasPrefix(info.FullMethodName, healthPrefix) ||
 		strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
@@ -76,7 +76,7 @@ func doorOf(req any) string {
 	return metrics.GRPC
 }
 
-// asks describes a request of any of the services.
+// asks returns the description of a request to any of the services.
 func asks(method string, req any) call.Asks {
 	a := call.Asks{Waits: method == refillerv1.Buckets_Wait_FullMethodName}
 	if m, ok := req.(proto.Message); ok {
@@ -98,8 +98,8 @@ func asks(method string, req any) call.Asks {
 	return a
 }
 
-// stream ends streams when the server drains: reflection and health watches have
-// no end of their own. HTTP/2 bounds how many there are.
+// stream ends streams when the server drains, because reflection and health watches don't end by themselves. HTTP/2
+// bounds their number.
 func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()

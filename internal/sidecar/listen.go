@@ -19,8 +19,7 @@ import (
 
 const unixPrefix = "unix:"
 
-// listen opens an address, host:port or unix:/path, whose connections count for
-// their clients.
+// listen opens an address, host:port or unix:/path, whose connections count towards the bounds of their clients.
 func listen(address string, conns *clients, r *refusals) (*listener, error) {
 	ln, err := open(address)
 	if err != nil {
@@ -67,7 +66,7 @@ func stale(path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// listener closes the connections that a client has too many of.
+// listener closes connections of a client that has too many.
 type listener struct {
 	net.Listener
 	conns    *clients
@@ -113,7 +112,7 @@ func (l *listener) hangUp() {
 	}
 }
 
-// conn is a connection that counts until it is closed.
+// conn is a connection. It counts for its client until it is closed.
 type conn struct {
 	net.Conn
 	addr  clientAddr
@@ -127,7 +126,7 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// origin names who is at the other end.
+// origin returns the name of the other end.
 func origin(c net.Conn) string {
 	switch c := c.(type) {
 	case *net.TCPConn:

@@ -17,11 +17,10 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// ErrOptions is returned for options that are out of range; the error names each
-// of them.
+// ErrOptions is returned for options that are out of range. The error names each of them.
 var ErrOptions = errors.New("sidecar: bad options")
 
-// Options is what a Server serves, where and to whom.
+// Options are the options of a Server: its content, its addresses and the bounds of its clients.
 type Options struct {
 	Client *fetch.Client
 	// Envoy has the limits that the rate limit service for Envoy enforces; nil: there is no such service.
@@ -33,13 +32,12 @@ type Options struct {
 	Deadline time.Duration
 	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
 	HTTP, GRPC []string
-	// Admin are addresses for plain HTTP that answer probes and metrics and nothing
-	// else, for who must not reach the buckets.
+	// Admin are addresses for plain HTTP that serve only probes and metrics. They are for clients that must not reach the
+	// buckets.
 	Admin []string
-	// TLS is for TCP, but not Admin's; nil: plain. Unix sockets are plain: file permissions guard
-	// them.
+	// TLS is for HTTP and GRPC over TCP; nil: plain. Unix sockets are always plain, because file permissions protect them.
 	TLS *tls.Config
-	// Metrics answers GET /metrics of HTTP and Admin; nil: nothing is there.
+	// Metrics serves GET /metrics of HTTP and Admin; nil: there is no such path.
 	Metrics http.Handler
 	// Registry gets the Server's metrics; nil: they are not exported.
 	Registry prometheus.Registerer
@@ -50,45 +48,46 @@ type Options struct {
 	Logger hclog.Logger // nil: none
 }
 
-// Limits bounds what clients can do.
+// Limits are the bounds for clients.
 type Limits struct {
-	// Calls is the most calls that run at once, waits for tokens not included. More calls queue.
+	// Calls is the largest number of calls that run at once, without waits for tokens. Further calls queue.
 	Calls int
-	// ClientCalls is the most calls of one client that run at once.
+	// ClientCalls is the largest number of calls of one client that run at once.
 	ClientCalls int
-	// Queue is the most calls that queue; a large request counts several times. A call is refused if the queued calls of
-	// its client, this one included, would take more places than are free.
+	// Queue is the largest number of calls that queue. A large request counts several times. A call is refused if the
+	// queued calls of its client, this one included, would take more places than are free.
 	Queue int
-	// QueueWait is how long a call without a deadline queues.
+	// QueueWait is the longest time for which a call without a deadline queues.
 	QueueWait time.Duration
-	// Waits is the most waits for tokens under way. One client may have half of them.
+	// Waits is the largest number of waits for tokens under way. One client may have half of them.
 	Waits int
-	// Connections is the most connections from one address or process.
+	// Connections is the largest number of connections from one address or process.
 	Connections int
-	// ConnectionAge is how old a connection gets before its client is asked to open another one; 0 means no bound.
+	// ConnectionAge is the age of a connection at which the client is asked to open another one; 0 means no bound.
 	// Otherwise the clients of a service that is scaled out would go on using the first servers.
 	ConnectionAge time.Duration
-	// Body is the most bytes of a request.
+	// Body is the largest size of a request in bytes.
 	Body int
 	// Wait is the longest wait for tokens that a call may ask for.
 	Wait time.Duration
-	// Patience is how long a client may take to send a request, and to read the
-	// answer. A call that doesn't wait for tokens is cut off after three times that and QueueWait, an idle
-	// HTTP connection after six times; the deadline of Client's calls is less.
+	// Patience is how long a client may take to send a request, and to read the answer. A call that doesn't wait for
+	// tokens is cut off after QueueWait and three times Patience. An idle HTTP connection is closed after six times
+	// Patience. The deadline of the calls of the Client is shorter.
 	Patience time.Duration
 }
 
-// Drain is how a Server ends.
+// Drain has the times in which a Server ends.
 type Drain struct {
-	// Delay is for how long calls are still accepted after health has turned, so
-	// that load balancers notice.
+	// Delay is the time for which calls are still accepted after health checks fail. In this time load balancers stop
+	// sending calls.
 	Delay time.Duration
-	// Timeout is how long calls under way may take after that.
+	// Timeout is the longest time for calls under way after that.
 	Timeout time.Duration
 }
 
-// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency). It leaves others half
-// of that while one client has all its calls stuck in the SDK. The queue has room for a proxy's burst of 16,384 calls.
+// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency). While all calls of one
+// client are stuck in the SDK, half of that is left for other clients. The queue has room for a proxy's burst of 16,384
+// calls.
 func DefaultLimits() Limits {
 	return Limits{
 		Calls: 256, ClientCalls: 128, Queue: 1 << 15,
@@ -101,7 +100,7 @@ func DefaultLimits() Limits {
 func DefaultDrain() Drain { return Drain{Timeout: 15 * time.Second} }
 
 // leastDeadline is the least default of Options.Deadline. In a burst of ten thousand calls this process takes a tenth
-// of a second to read a reply that has arrived. A shorter deadline would turn that into an error of a healthy Redis.
+// of a second to read a reply that has arrived. A shorter deadline would then expire, although Redis is healthy.
 const leastDeadline = 500 * time.Millisecond
 
 // CallDeadline returns how long a call to a named limit or a window may take at present.

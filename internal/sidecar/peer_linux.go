@@ -6,7 +6,7 @@ import (
 	"syscall"
 )
 
-// peerProcess names the process that opened the connection.
+// peerProcess returns a name for the process that opened the connection.
 func peerProcess(c *net.UnixConn) string {
 	const unknown = "unix socket"
 	raw, err := c.SyscallConn()

@@ -31,11 +31,12 @@ import (
 
 const (
 	maxHeader = 16 << 10
-	// maxStreams bounds the calls on one connection over HTTP/2. A proxy sends those of all its clients over few.
+	// maxStreams bounds the calls on one connection over HTTP/2. A proxy sends the calls of all its clients over a few
+	// connections.
 	maxStreams = 4096
 )
 
-// Server serves buckets. [Listen] makes one, Run runs it once.
+// Server serves buckets and limits. [Listen] makes a Server, and Run runs it once.
 type Server struct {
 	opts       Options
 	log        hclog.Logger
@@ -108,7 +109,7 @@ func Listen(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// UseEnvoy puts other limits for Envoy in force, where Options.Envoy has had some.
+// UseEnvoy puts other limits for Envoy in force. Options.Envoy must have had limits.
 func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
 
 // UseLimits puts other named limits in force.
@@ -118,13 +119,13 @@ func (s *Server) door() limits.Door {
 	return limits.Door{InForce: s.limits.Load, Deadline: s.opts.CallDeadline}
 }
 
-// HTTPAddrs are the addresses for HTTP, in the order of the options.
+// HTTPAddrs returns the addresses for HTTP, in the order of the options.
 func (s *Server) HTTPAddrs() []net.Addr { return addrs(s.httpLns) }
 
-// AdminAddrs are the addresses for probes and metrics, in the order of the options.
+// AdminAddrs returns the addresses for probes and metrics, in the order of the options.
 func (s *Server) AdminAddrs() []net.Addr { return addrs(s.adminLns) }
 
-// GRPCAddrs are the addresses for gRPC, in the order of the options.
+// GRPCAddrs returns the addresses for gRPC, in the order of the options.
 func (s *Server) GRPCAddrs() []net.Addr { return addrs(s.grpcLns) }
 
 func addrs(lns []*listener) []net.Addr {
@@ -148,7 +149,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 	protocols.SetHTTP2(true)
 	config = config.Clone()
 	if config != nil { // http.Server changes it
-		// A plain listener may be served before one with TLS; then http.Server sets HTTP/2 up only if it is named here.
+		// A plain listener may be served before one with TLS. Then http.Server supports HTTP/2 only if it is named here.
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
 	return &http.Server{
@@ -199,7 +200,7 @@ func (s *Server) newGRPC() *grpc.Server {
 	return srv
 }
 
-// perListener leaves Unix sockets plain.
+// perListener uses TLS for TCP, and leaves Unix sockets plain.
 type perListener struct {
 	credentials.TransportCredentials
 	log hclog.Logger
@@ -217,8 +218,8 @@ func (p perListener) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo
 	return secured, info, err
 }
 
-// Run serves until ctx ends, then drains, as the package says. It returns an
-// error if a listener fails, and then without a delay. It is called once.
+// Run serves until ctx ends, and then drains as [Drain] describes. If a listener fails, it drains without the delay and
+// returns an error. It is called once.
 func (s *Server) Run(ctx context.Context) error {
 	var serving sync.WaitGroup
 	failed := make(chan error, len(s.httpLns)+len(s.adminLns)+len(s.grpcLns))
@@ -252,7 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 		delay = 0
 	}
 	s.drain(delay)
-	s.closeListeners() // of a server that Run has stopped before it served
+	s.closeListeners() // a server that was stopped before it served has not closed its own
 	serving.Wait()
 	return err
 }
@@ -281,6 +282,6 @@ func (s *Server) drain(delay time.Duration) {
 	})
 	closing.Wait()
 	s.turns.close()
-	_ = s.admin.Close() // of what asks for health, which may go on until here
+	_ = s.admin.Close() // health checks are answered until here
 	s.log.Info("drained")
 }

@@ -53,7 +53,7 @@ func (t tracer) http(next http.Handler) http.Handler {
 	})
 }
 
-// grpc begins the span of a call over gRPC. end ends it.
+// grpc begins the span of a call over gRPC. The function end ends it.
 func (t tracer) grpc(ctx context.Context, method, door string) (_ context.Context, end func(error)) {
 	if t.tracer == nil {
 		return ctx, func(error) {}

@@ -14,14 +14,14 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
-// placeSize is how many bytes of a request take one place in the queue.
+// placeSize is the number of bytes of a request that need one place in the queue.
 const placeSize = 2 << 10
 
-// turns admits calls of all protocols. Waits for tokens take long, so they have a bound of their own and do not queue.
+// turns admits calls of all protocols. Waits for tokens take long, so they have a separate bound and do not queue.
 type turns struct {
 	calls    *fair.Queue
 	waits    *fair.Queue
-	patience time.Duration // of a call that has no deadline
+	patience time.Duration // how long a call without a deadline queues
 	refusals *refusals
 }
 
@@ -33,7 +33,7 @@ func newTurns(l Limits, r *refusals) *turns {
 	}
 }
 
-// enter waits for a call's turn. After nil, leave must be called. The call is bounded by ctx alone if timed is set.
+// enter waits for a call's turn. After nil, leave must be called. If timed is set, only ctx bounds the wait.
 func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed bool) (leave func(), err error) {
 	client := clientOf(origin, a)
 	queue, patience := t.calls, t.patience
@@ -73,7 +73,7 @@ func (t *turns) close() {
 // refusalsPause is the time between two log entries about refusals of one reason.
 const refusalsPause = time.Minute
 
-// refusals counts refusals, and logs the first one of each reason in a while.
+// refusals counts refusals. For each reason it logs the first refusal, and then one per refusalsPause.
 type refusals struct {
 	metrics *metrics.Metrics
 	log     hclog.Logger

@@ -1,5 +1,5 @@
-// Package answer has the SDK's answers in JSON, as the command line prints them
-// and the sidecar sends them: what is written for one of them reads the other.
+// Package answer has the JSON form of the SDK's answers. The command line prints it and the sidecar sends it, so a
+// client of one can read the other. The package only converts.
 package answer
 
 import (
@@ -23,7 +23,7 @@ type Result struct {
 	Shadow       bool   `json:"shadow,omitempty"` // a bucket in shadow mode would have denied it
 }
 
-// NewResult is r, of the bucket key.
+// NewResult converts r, a result of the bucket key.
 func NewResult(key string, r fetch.Result) Result {
 	return Result{
 		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
@@ -32,7 +32,7 @@ func NewResult(key string, r fetch.Result) Result {
 	}
 }
 
-// millis rounds up, so that a caller that waits that long waits long enough. A time that isn't known is null.
+// millis converts a time to milliseconds, rounded up, so that a caller waits long enough. An unknown time is null.
 func millis(d time.Duration) *int64 {
 	if d == fetch.Never {
 		return nil
@@ -52,7 +52,7 @@ type All struct {
 	Results      []Result `json:"results"`
 }
 
-// NewAll is r, the answer to reqs.
+// NewAll converts r, the answer to reqs.
 func NewAll(reqs []fetch.Request, r fetch.AllResult) All {
 	all := All{OK: r.OK, RetryAfterMS: millis(r.RetryAfter), Results: make([]Result, len(r.Results))}
 	if !r.OK {
@@ -80,8 +80,8 @@ type Wait struct {
 	Shadow   bool   `json:"shadow,omitempty"`
 }
 
-// NewWait is r, which a wait for tokens of the bucket key has returned after so long; r is empty if the tokens did not
-// come in time.
+// NewWait converts r, the result of a wait for tokens of the bucket key, and the length of the wait. r is empty if the
+// tokens did not come in time.
 func NewWait(key string, r fetch.Result, waited time.Duration) Wait {
 	return Wait{
 		Key: key, OK: r.OK, Taken: r.Taken, WaitedMS: waited.Milliseconds(), Source: r.Source.String(), Shadow: r.Shadow,
@@ -91,11 +91,11 @@ func NewWait(key string, r fetch.Result, waited time.Duration) Wait {
 // Reservation is a [fetch.Reservation].
 type Reservation struct {
 	Result
-	ID    *string    `json:"id"` // null if the bucket holds nothing that could be settled
+	ID    *string    `json:"id"` // null if the bucket holds no tokens that could be settled
 	Until *time.Time `json:"until"`
 }
 
-// NewReservation is r.
+// NewReservation converts r.
 func NewReservation(r *fetch.Reservation) Reservation {
 	answer := Reservation{Result: NewResult(r.Key, r.Result)}
 	if !r.Until.IsZero() {
@@ -119,7 +119,7 @@ type Settlement struct {
 	Again     bool   `json:"again"`
 }
 
-// NewSettlement is s, of the reservation id of the bucket key.
+// NewSettlement converts s, the settlement of the reservation id of the bucket key.
 func NewSettlement(key, id string, s fetch.Settlement) Settlement {
 	return Settlement{
 		Key: key, ID: id, Returned: s.Returned, Clamped: s.Clamped, Void: s.Void, Charged: s.Charged, Owed: s.Owed,

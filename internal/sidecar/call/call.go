@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Wait takes tokens within timeout and returns how long it took. Tokens that aren't due in time are a denial, which
-// is an empty Result.
+// Wait takes tokens within timeout and returns how long it took. If the tokens aren't due in time, the result is a
+// denial, which is an empty Result.
 func Wait(
 	ctx context.Context, c *fetch.Client, key string, n int64, timeout time.Duration, opts []fetch.CallOption,
 ) (r fetch.Result, waited time.Duration, err error) {
@@ -34,8 +34,8 @@ func Late(ctx context.Context, err error) bool {
 		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
 }
 
-// Returnable refuses the return of tokens that no bucket gave, by the source of the answer that granted them; a caller
-// that doesn't say it vouches for them. Otherwise the return would make tokens out of nothing.
+// Returnable returns an error if no bucket gave the tokens that are to be returned, because such a return would create
+// tokens. source is that of the answer that granted them. If it is empty, the caller is trusted.
 func Returnable(source string) error {
 	kind, _, _ := strings.Cut(source, ":")
 	if kind == fetch.SourceFallback.String() {
@@ -44,7 +44,7 @@ func Returnable(source string) error {
 	return nil
 }
 
-// Leave is what a call must leave, as a request says it; nothing if that is empty.
+// Leave parses the tokens that a call must leave. Without text it must leave none.
 func Leave(s string) ([]fetch.CallOption, error) {
 	if s == "" {
 		return nil, nil
@@ -77,7 +77,7 @@ func Options(leave string, flow, requestID *string) ([]fetch.CallOption, error) 
 	return append(opts, fetch.WithRequestID(*requestID)), nil
 }
 
-// Flow is for which flow a take is, as a request says it; nothing if flow is nil.
+// Flow returns the option for the flow of a take, none if flow is nil.
 func Flow(flow *string) ([]fetch.CallOption, error) {
 	name, err := FlowName(flow)
 	if err != nil || flow == nil {
@@ -86,7 +86,7 @@ func Flow(flow *string) ([]fetch.CallOption, error) {
 	return []fetch.CallOption{fetch.WithFlow(name)}, nil
 }
 
-// FlowName is the name of a flow in a request; empty if flow is nil.
+// FlowName returns the name of a flow in a request, empty if flow is nil.
 func FlowName(flow *string) (string, error) {
 	if flow == nil {
 		return "", nil

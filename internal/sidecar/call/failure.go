@@ -1,5 +1,5 @@
 // Package call has the common parts of the sidecar's protocols: the form of an error for a caller, and the reading of
-// requests.
+// requests. It depends on no protocol.
 package call
 
 import (
@@ -28,8 +28,8 @@ var (
 	ErrHost         = errors.New("want a Host of this machine, such as 127.0.0.1 or localhost")
 	ErrMethod       = errors.New("another method is wanted")
 
-	// ErrUsedMissing refuses a settlement that doesn't say what was used: to give all
-	// back would be a guess.
+	// ErrUsedMissing is returned for a settlement without the number of used tokens. It would be a guess to return all of
+	// them.
 	ErrUsedMissing = fmt.Errorf("%w: used: it is missing", ErrBadRequest)
 )
 
@@ -40,7 +40,7 @@ type Failure struct {
 	GRPC codes.Code
 }
 
-// failures are those of requests; what the SDK answers is in limit.OutcomeOf.
+// failures has the forms of the errors of requests. Those of the SDK's errors are in limit.OutcomeOf.
 var failures = []struct {
 	err error
 	Failure
@@ -74,7 +74,7 @@ func FailureOf(err error) Failure {
 	return Failure{o.Code, o.HTTP, codes.Code(o.GRPC)}
 }
 
-// GRPCError is err as gRPC sends it; nil stays nil.
+// GRPCError converts err to an error of gRPC; nil stays nil.
 func GRPCError(err error) error {
 	if err == nil {
 		return nil

@@ -15,7 +15,7 @@ import (
 
 var goType = regexp.MustCompile(` in(to| type) [a-z]+\.\w+`)
 
-// DecodeYAML reads the one document of a file and refuses fields that into doesn't have.
+// DecodeYAML decodes the only document of a file. It refuses fields that into doesn't have.
 func DecodeYAML(data []byte, into any) error {
 	d := yaml.NewDecoder(bytes.NewReader(data))
 	d.KnownFields(true)
@@ -36,7 +36,7 @@ func DecodeYAML(data []byte, into any) error {
 	return nil
 }
 
-// Number is a whole number of a file, of which yaml itself would take 0.5 for 0, and 0100 for 64.
+// Number is a whole number in a file. Package yaml would read 0.5 as 0, and 0100 as 64.
 type Number struct{ node *yaml.Node }
 
 // UnmarshalYAML implements yaml.Unmarshaler.
@@ -45,7 +45,7 @@ func (n *Number) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// Read is the number, of a kind of whole numbers; 0 if the file has none.
+// Read returns the number if it is a whole number of a kind, 0 if the file has none.
 func (n Number) Read(kind fields.Kind) (int64, error) {
 	if n.node == nil {
 		return 0, nil

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Dump lists the limits in force, one a line in the form of the reference service, in alphabetical order.
+// Dump lists the limits in force, one in a line, in the form of the reference service and in alphabetical order.
 func (s *Server) Dump() string {
 	var lines []string
 	for domain, root := range s.limits.Load().domains {
@@ -31,7 +31,7 @@ func (n *node) dump(label string) []string {
 	return lines
 }
 
-// String describes the limit.
+// String returns a description of the limit.
 func (l *rateLimit) String() string {
 	what := fmt.Sprintf("unit=%s requests_per_unit=%d", strings.ToUpper(l.per.unit.name), l.per.requests)
 	switch {

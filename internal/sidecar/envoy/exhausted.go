@@ -11,14 +11,14 @@ import (
 // those of a request that another descriptor denies.
 const longestDenial = time.Second
 
-// windowID names a window.
+// windowID identifies a window.
 type windowID struct {
 	quota quota
 	key   string
 }
 
-// exhausted remembers windows that have no tokens left, so that requests that come again and again don't reach Redis.
-// It is safe for concurrent use.
+// exhausted remembers windows that have no tokens left. So repeated requests for them don't reach Redis. It is safe for
+// concurrent use.
 type exhausted struct {
 	most int
 	now  func() time.Time
@@ -27,18 +27,18 @@ type exhausted struct {
 	windows map[windowID]denial
 }
 
-// denial is what is known of a window.
+// denial is the remembered state of a window.
 type denial struct {
 	limit int64
-	until time.Time // from then on Redis is asked again
-	ends  time.Time // of the window
+	until time.Time // when Redis is asked again
+	ends  time.Time // when the window ends
 }
 
 func newExhausted(most int, now func() time.Time) *exhausted {
 	return &exhausted{most: most, now: now, windows: make(map[windowID]denial)}
 }
 
-// denial returns the denial of a window that is remembered.
+// denial returns the remembered denial of a window, if any.
 func (e *exhausted) denial(id windowID) (fetch.Result, bool) {
 	if e.most == 0 {
 		return fetch.Result{}, false
@@ -60,7 +60,7 @@ func (e *exhausted) denial(id windowID) (fetch.Result, bool) {
 	}, true
 }
 
-// remember records the result of a take, if that is a denial of a window without tokens.
+// remember records the result of a take if it is a denial by a window without tokens.
 func (e *exhausted) remember(id windowID, r fetch.Result) {
 	if e.most == 0 || r.OK || r.Remaining > 0 || r.ResetAfter <= 0 || r.ResetAfter == fetch.Never {
 		return

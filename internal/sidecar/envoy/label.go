@@ -2,15 +2,15 @@ package envoy
 
 import "strings"
 
-// level is how metrics name an entry of a limit's descriptor.
+// level is an entry of a limit's descriptor, as metrics name it.
 type level struct {
-	value   string // of the file
-	runtime bool   // the value of the request takes its place
+	value   string // in the file
+	runtime bool   // metrics have the request's value instead
 }
 
 // label returns the name of a limit in metrics, which is that of the reference service: the domain, and each key with
-// its value in the file, or in the request if the file asks for that. fromRequest reports whether it has values of the
-// request, which are without number. Values that share a limit are named by their pattern.
+// its value in the file, or in the request if the file asks for that. fromRequest reports whether the name has values
+// of the request, of which there may be any number. Values that share a limit have the name of their pattern.
 func (l *rateLimit) label(domain string, named []entry) (label string, fromRequest bool) {
 	entries := make([]entry, len(named))
 	for i, e := range named {

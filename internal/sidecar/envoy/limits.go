@@ -15,15 +15,14 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ErrLimits is returned for a file of rate limits that is wrong; the error
-// names the file and each field.
+// ErrLimits is returned for a file of rate limits with errors. The error names the file and each wrong field.
 var ErrLimits = errors.New("sidecar: bad rate limits")
 
 // Limits maps Envoy's descriptors to buckets and windows.
 type Limits struct {
-	// Shadow has every descriptor answered as if it had shadow_mode.
+	// If Shadow is set, every descriptor is answered as if it had shadow_mode.
 	Shadow bool
-	// Quota has every limit answered as if it had quota_mode.
+	// If Quota is set, every limit is answered as if it had quota_mode.
 	Quota bool
 	// Headers are added to the response, and Retry-After to a denial; nil: none.
 	Headers *HeaderNames
@@ -36,7 +35,7 @@ type Limits struct {
 // HeaderNames are the names of headers: the limit, what is left, and the seconds until the limit is reset.
 type HeaderNames struct{ Limit, Remaining, Reset string }
 
-// content is what a file limits.
+// content has the limits of a file.
 type content struct {
 	domain string
 	limits int
@@ -66,7 +65,7 @@ type rateLimit struct {
 	levels    []level          // of each entry: how metrics name it
 }
 
-// The form of a file, which is that of Envoy's reference service.
+// The structure of a file, as in Envoy's reference service.
 type fileDomain struct {
 	Domain      string           `yaml:"domain"`
 	Descriptors []fileDescriptor `yaml:"descriptors"`
@@ -101,8 +100,8 @@ type fileReplaced struct {
 	Name string `yaml:"name"`
 }
 
-// Parse reads files, by name, of one domain each. Windows, which need no bucket, are kept where w says; a nil w makes
-// limits that can be checked but not asked.
+// Parse reads files, given by name, each with one domain. w keeps the windows. If w is nil, the limits are checked but
+// can't be used.
 func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
 	r := &Limits{domains: make(map[string]*node), windows: w, files: make(map[string]content)}
 	var errs []error
@@ -123,7 +122,7 @@ func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
 	return r, nil
 }
 
-// parser collects what is wrong with a file.
+// parser parses a file and collects its errors.
 type parser struct {
 	file    string
 	windows *Windows
@@ -148,8 +147,7 @@ func (p *parser) add(domains map[string]*node, d fileDomain) {
 	domains[d.Domain] = p.nodes("", d.Descriptors, nil)
 }
 
-// nodes makes the node that ds are nested in; path are the descriptors down to
-// it.
+// nodes makes the node that contains the descriptors ds. path are the descriptors above.
 func (p *parser) nodes(field string, ds []fileDescriptor, path []fileDescriptor) *node {
 	n := &node{exact: make(map[entry]*node)}
 	for i, d := range ds {

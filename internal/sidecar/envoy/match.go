@@ -5,15 +5,15 @@ import (
 	"strings"
 )
 
-// node is a descriptor of a file with what is nested in it; the root of a domain has no key. The limit is nil if none
-// applies at this depth.
+// node is a descriptor of a file with the descriptors nested in it. The root of a domain has no key. The limit is nil
+// if none applies at this depth.
 type node struct {
 	limit    *rateLimit
 	exact    map[entry]*node
 	patterns []pattern // in the order of the file
 }
 
-type entry struct{ key, value string } // a value of "" is any
+type entry struct{ key, value string } // the value "" matches any value
 
 // pattern is a descriptor whose value has stars.
 type pattern struct {
@@ -22,7 +22,7 @@ type pattern struct {
 	*node
 }
 
-// match reports whether a value fits: a star is any text, an empty one too.
+// match reports whether a value fits. A star matches any text, also an empty one.
 func (p pattern) match(value string) bool {
 	first, last := p.texts[0], p.texts[len(p.texts)-1]
 	rest, ok := strings.CutPrefix(value, first)
@@ -42,9 +42,9 @@ func (p pattern) match(value string) bool {
 	return true
 }
 
-// match finds the limit for the entries of a request, and the entries as they name it. As in the reference service, an
-// exact value has precedence over a pattern, and a pattern over a descriptor without a value. A limit applies only to
-// requests with exactly as many entries as its depth.
+// match returns the limit for the entries of a request, and the entries that name the limit. As in the reference
+// service, an exact value has precedence over a pattern, and a pattern over a descriptor without a value. A limit
+// applies only to requests with exactly as many entries as its depth.
 func (n *node) match(entries []entry) (*rateLimit, []entry) {
 	named := slices.Clone(entries)
 	patterns := make([]string, len(entries))

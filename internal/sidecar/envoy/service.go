@@ -1,5 +1,5 @@
-// Package envoy answers Envoy's rate limit service from files in the form of its reference service, with buckets beside
-// windows.
+// Package envoy is a rate limit service for Envoy. Its files have the form of those of Envoy's reference service, and
+// may name buckets as well as windows. It doesn't listen: see package sidecar.
 package envoy
 
 import (
@@ -38,11 +38,11 @@ func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hcl
 	return s
 }
 
-// Use puts other limits in force. A request that is under way keeps those that it began with.
+// Use puts other limits in force. A request under way keeps the limits with which it began.
 func (s *Server) Use(limits *Limits) { s.limits.Store(limits) }
 
-// decision is the decision about one descriptor of a request: the limit that applies, what is asked of it, and the
-// answer.
+// decision is the decision about one descriptor of a request. It has the limit that applies, the question to the limit,
+// and the answer.
 type decision struct {
 	limit  *rateLimit // nil: none applies
 	label  string     // of the limit, in metrics
@@ -207,7 +207,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 			return nil
 		}
 		d.label, d.detail = d.limit.label(inDomain, named)
-		d.flow = d.limit.flow.flow(inDomain, entries) // before named: values that share a limit are separate flows
+		d.flow = d.limit.flow.flow(inDomain, entries) // before named, since values that share a limit are separate flows
 		entries = named
 	}
 	d.shadow = r.Shadow || d.limit.shadow
@@ -221,9 +221,9 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 }
 
 // askAll asks the limits of all descriptors at once, in one round trip, and reports whether the request is over limit:
-// one of its limits denies, or all of its quotas do. Then the request is refused, so askAll gives back the tokens. A
-// descriptor with up_to is charged even if it gets too few tokens; they go back only if a descriptor of another kind
-// denies. Descriptors that give hits back come last, because a request that is refused gives nothing back.
+// one of its limits denies, or all of its quotas do. Then the request is refused, so askAll returns the tokens. A
+// descriptor with up_to is charged even if it gets too few tokens. Its tokens are returned only if a descriptor without
+// up_to denies. Descriptors that give hits back come last, because a refused request gives no hits back.
 func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.limited() && d.taker == nil {
@@ -253,8 +253,8 @@ func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (ove
 	return over, nil
 }
 
-// verdict reports whether the request is over limit, and whether a descriptor without up_to has refused it.
-// With allQuotas every limit is a quota, and a descriptor without a limit is a quota that is not exceeded, as in the
+// verdict reports whether the request is over limit, and whether a descriptor without up_to has refused it. With
+// allQuotas every limit is a quota. A descriptor without a limit then counts as a quota that is not exceeded, as in the
 // reference service.
 func (s *Server) verdict(ds []decision, allQuotas bool) (over, refused bool) {
 	quotas, exceeded := 0, 0
@@ -285,11 +285,11 @@ func (s *Server) verdict(ds []decision, allQuotas bool) (over, refused bool) {
 	return over || quotas > 0 && quotas == exceeded, refused
 }
 
-// atOnce runs do for each decision that wanted selects, all at once, and returns the first error of them.
+// atOnce runs do concurrently for each decision that wanted selects. It returns the first error in their order.
 func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error) error {
 	errs := make([]error, len(ds))
 	var running sync.WaitGroup
-	last := -1 // runs in this goroutine
+	last := -1 // the last one runs in this goroutine
 	for i := range ds {
 		if !wanted(&ds[i]) {
 			continue
@@ -328,7 +328,7 @@ func (d *decision) giveHits(ctx context.Context) error {
 	return d.peek(ctx)
 }
 
-// peek shows the state of the limit, as a decision that denies nothing.
+// peek reads the state of the limit, for a decision that denies nothing.
 func (d *decision) peek(ctx context.Context) (err error) {
 	d.result, err = d.taker.Peek(ctx, d.key)
 	d.result.OK = true
@@ -366,7 +366,7 @@ func (d *decision) take(ctx context.Context) (err error) {
 // giveBack returns the tokens that were taken, except in shadow mode. Tokens of descriptors with up_to are returned
 // only if all is set. Tokens that can't be returned are lost, which changes no answer.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
-	ctx = context.WithoutCancel(ctx) // the tokens are others' even if this caller has gone
+	ctx = context.WithoutCancel(ctx) // the tokens are returned even if this caller has left
 	taken := func(d *decision) bool { return d.result.Taken > 0 && !d.shadow && (all || !d.limit.upTo) }
 	_ = atOnce(ds, taken, func(d *decision) error {
 		if err := d.taker.Undo(ctx, d.key, d.result); err != nil {

@@ -23,7 +23,7 @@ type taker interface {
 	Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error
 }
 
-// unit is a length of time that limits are given for.
+// unit is a length of time for which limits are given.
 type unit struct {
 	name   string
 	length time.Duration
@@ -41,7 +41,7 @@ var units = func() map[string]unit {
 	return m
 }()
 
-// quota is so many requests in a unit of time.
+// quota is a number of requests in a unit of time.
 type quota struct {
 	unit     unit
 	requests uint32
@@ -58,11 +58,11 @@ type Windows struct {
 	made map[quota]taker
 }
 
-// WindowOptions are choices of Windows.
+// WindowOptions are the options of Windows.
 type WindowOptions struct {
-	// Prefix begins the windows' keys in Redis: up to MaxPrefix bytes without braces.
+	// Prefix is the beginning of the windows' keys in Redis: up to MaxPrefix bytes without braces.
 	Prefix string
-	// Remembered is how many windows without tokens are denied from memory, at most; 0 means none.
+	// Remembered is the largest number of windows without tokens that are denied from memory; 0 means none.
 	Remembered int
 }
 
@@ -71,7 +71,7 @@ const MaxPrefix = 64
 
 const mostRemembered = 1 << 20
 
-// DefaultWindowOptions remembers 16,384 windows.
+// DefaultWindowOptions returns the default options, which remember 16,384 windows.
 func DefaultWindowOptions() WindowOptions { return WindowOptions{Remembered: 1 << 14} }
 
 // Validate reports the first option that is out of range, by its flag of "consumer serve".
@@ -85,7 +85,7 @@ func (o WindowOptions) Validate() error {
 	return nil
 }
 
-// NewWindows makes Windows whose calls have a deadline, more than 0. It is asked for each call.
+// NewWindows makes Windows. deadline is called for each call, and returns the time that the call may take, more than 0.
 func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o WindowOptions) *Windows {
 	return &Windows{
 		rdb: rdb, deadline: deadline, prefix: o.Prefix, exhausted: newExhausted(o.Remembered, time.Now),
@@ -93,10 +93,11 @@ func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o Wind
 	}
 }
 
-// mostMade bounds the limiters that are kept: Envoy may send limits of its own.
+// mostMade bounds the limiters that are kept. Envoy may send limits that are not in the file, so their number is not
+// bounded otherwise.
 const mostMade = 1024
 
-// taker returns the limiter of a quota, which is made once.
+// taker returns the limiter of a quota, and makes it if it doesn't exist yet.
 func (w *Windows) taker(q quota) (taker, error) {
 	if q.requests == 0 {
 		return blocked{}, nil
@@ -176,7 +177,7 @@ func (t *timed) Return(ctx context.Context, key string, n int64, _ ...fetch.Call
 	return t.window.Return(ctx, key, n, fetch.WithTimeout(t.deadline()))
 }
 
-// blocked has no tokens, ever.
+// blocked is a taker that never has tokens.
 type blocked struct{}
 
 // Take implements taker.

@@ -12,7 +12,7 @@ import (
 
 // template makes the name of a bucket from a domain and a descriptor's entries.
 type template struct {
-	source string // as the file has it
+	source string // as it is in the file
 	parts  []part
 	escape string // the bytes that are escaped in values
 }
@@ -21,7 +21,7 @@ type template struct {
 type part struct {
 	text  string
 	what  placeholder
-	entry int // of value
+	entry int // index of the value's entry
 }
 
 type placeholder int
@@ -34,9 +34,8 @@ const (
 	value                  // {value}, of the last entry, or {value:KEY}
 )
 
-// always are the bytes that are escaped in every key and value: a name may have
-// no closing brace, and neither an escape nor the comma of {descriptor} may be
-// imitated.
+// always are the bytes that are escaped in every key and value. A name must not have a closing brace. A value must not
+// contain an escape, or the comma of {descriptor}, that appears to be the template's.
 const always = "%{},"
 
 // parseTemplate reads a template for descriptors with these keys.
@@ -94,7 +93,7 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 		t.parts = append(t.parts, p)
 		rest = tail
 	}
-	if values < 2 { // what follows the only value separates nothing
+	if values < 2 { // marks behind the only value separate nothing
 		t.escape = always
 	}
 	return t, nil
@@ -116,7 +115,7 @@ func parseFlow(s string, path []fileDescriptor) (template, error) {
 	return t, nil
 }
 
-// onlyMarks drops letters and digits. A single mark between two values is enough to distinguish them, since values
+// onlyMarks removes letters and digits. A single mark between two values is enough to distinguish them, since values
 // can't contain it.
 func onlyMarks(r rune) rune {
 	if r > unicode.MaxASCII || unicode.IsLetter(r) || unicode.IsDigit(r) {
@@ -125,8 +124,8 @@ func onlyMarks(r rune) rune {
 	return r
 }
 
-// name fills the template in. Different entries give different names: values are
-// escaped, and a name that is too long ends in a hash instead.
+// name returns the name for a domain and entries. Different entries give different names, because values are escaped.
+// The end of a name that is too long is replaced by a hash.
 func (t template) name(inDomain string, entries []entry) string {
 	var b strings.Builder
 	for _, p := range t.parts {
@@ -135,8 +134,8 @@ func (t template) name(inDomain string, entries []entry) string {
 	return bucketname.Fit(b.String())
 }
 
-// flow fills the template of a flow's name in; it is empty without a template. The text for a placeholder has no
-// slash and is not empty. Otherwise a client that controls a value could choose a team.
+// flow returns the name of a flow for a domain and entries. It is empty without a template. The text for a placeholder
+// has no slash and is not empty. Otherwise a client that controls a value could choose a team.
 func (t template) flow(inDomain string, entries []entry) string {
 	var b strings.Builder
 	for _, p := range t.parts {
@@ -164,7 +163,7 @@ func (t template) fill(p part, inDomain string, entries []entry) string {
 	return p.text
 }
 
-// describe writes key=value of each entry, with commas between.
+// describe returns key=value of each entry, with commas between.
 func describe(entries []entry, escaped string) string {
 	var b strings.Builder
 	for i, e := range entries {
@@ -178,7 +177,7 @@ func describe(entries []entry, escaped string) string {
 	return b.String()
 }
 
-// windowKey names the window of a descriptor.
+// windowKey returns the name of the window of a descriptor.
 func windowKey(prefix, inDomain string, entries []entry) string {
 	var b strings.Builder
 	b.WriteString(prefix)

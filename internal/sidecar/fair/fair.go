@@ -1,5 +1,5 @@
-// Package fair shares a bounded number of calls among clients. Calls beyond it wait in a bounded queue, from which the
-// clients are served in turns.
+// Package fair shares a bounded number of calls among clients. Further calls wait in a bounded queue, from which the
+// clients are served in turns. The package limits calls of a process, not rates: see package limit.
 package fair
 
 import (
@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// What Enter returns for a call that may not run.
+// The errors of Enter for a call that may not run.
 var (
 	ErrFull   = errors.New("fair: the queue is full")
 	ErrLate   = errors.New("fair: the call waited too long")
@@ -33,7 +33,7 @@ type Queue struct {
 	waiting int // places
 	calls   int // that run or wait
 	clients map[string]*client
-	turns   list.List // of *client: those that have a call waiting and may run one more
+	turns   list.List // of *client: clients that have a waiting call and may run one more
 	closed  bool
 	idle    chan struct{} // closed: closed is set and calls is 0
 }
@@ -42,9 +42,9 @@ type Queue struct {
 type client struct {
 	name    string
 	running int
-	places  int           // of its calls that wait
+	places  int           // places of its waiting calls
 	waiting list.List     // of *turn
-	turn    *list.Element // in Queue.turns; nil: the client isn't there
+	turn    *list.Element // in Queue.turns; nil: the client isn't in it
 }
 
 // turn is a call that waits.
@@ -59,9 +59,9 @@ func New(b Bounds) *Queue {
 	return &Queue{bounds: b, clients: make(map[string]*client), idle: make(chan struct{})}
 }
 
-// Enter waits until the call of a client may run, until ctx ends or for patience; 0 means without another end than
-// ctx's. After nil, Leave must be called. While the call waits it takes so many places, at least 1. A client may take
-// as many places as it leaves free, so that there is always room for another client.
+// Enter waits until the call of a client may run, until ctx ends or patience is over. A patience of 0 has no end. After
+// nil, Leave must be called. The waiting call takes so many places of the queue, at least 1. A client, with this call,
+// may have no more places than were free before. So there is always room for another client.
 func (q *Queue) Enter(ctx context.Context, name string, places int, patience time.Duration) error {
 	q.mu.Lock()
 	c, t, err := q.arrive(name, places)
@@ -82,7 +82,7 @@ func (q *Queue) Enter(ctx context.Context, name string, places int, patience tim
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	select {
-	case <-t.granted: // at the last moment
+	case <-t.granted: // the call was granted at the last moment
 		return nil
 	default:
 	}
@@ -123,7 +123,8 @@ func (q *Queue) run(c *client) {
 	c.running++
 }
 
-// place keeps a client in turns exactly while it has a call that waits and may run one more.
+// place adds a client to turns or removes it. A client is in turns exactly while it has a waiting call and may run one
+// more.
 func (q *Queue) place(c *client) {
 	ready := c.waiting.Len() > 0 && c.running < q.bounds.Client
 	switch {
@@ -149,7 +150,7 @@ func (q *Queue) Leave(name string) {
 	}
 }
 
-// grant runs the first call that a client has waiting. The client's next turn comes after those of the others.
+// grant runs the first waiting call of a client. The client's next turn comes after those of the others.
 func (q *Queue) grant(c *client) {
 	t := c.waiting.Remove(c.waiting.Front()).(*turn)
 	q.leavePlaces(c, t)
@@ -164,7 +165,7 @@ func (q *Queue) leavePlaces(c *client, t *turn) {
 	c.places -= t.places
 }
 
-// giveUp ends a call that waits.
+// giveUp removes a waiting call.
 func (q *Queue) giveUp(c *client, t *turn) {
 	c.waiting.Remove(t.at)
 	q.leavePlaces(c, t)
@@ -172,7 +173,7 @@ func (q *Queue) giveUp(c *client, t *turn) {
 	q.end(c)
 }
 
-// end ends a call of a client.
+// end counts the end of a call of a client.
 func (q *Queue) end(c *client) {
 	q.calls--
 	if c.running == 0 && c.waiting.Len() == 0 {
@@ -187,7 +188,7 @@ func (q *Queue) checkIdle() {
 	}
 }
 
-// Close refuses calls that come and waits for those that run or wait to end.
+// Close makes Enter refuse further calls. It waits until the calls that run or wait have ended.
 func (q *Queue) Close() {
 	q.mu.Lock()
 	if !q.closed {
@@ -198,7 +199,7 @@ func (q *Queue) Close() {
 	<-q.idle
 }
 
-// Load returns how many calls run, and how many run or wait.
+// Load returns the number of calls that run, and the number of calls that run or wait.
 func (q *Queue) Load() (running, calls int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

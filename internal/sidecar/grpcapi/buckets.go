@@ -1,4 +1,4 @@
-// Package grpcapi serves buckets and limits over gRPC.
+// Package grpcapi serves buckets and limits over gRPC. It only translates: packages fetch and limits decide.
 package grpcapi
 
 import (
@@ -15,11 +15,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Buckets answers for buckets over gRPC.
+// Buckets serves buckets over gRPC.
 type Buckets struct {
 	refillerv1.UnimplementedBucketsServer // for methods that a later version of the interface adds
 	Client                                *fetch.Client
-	Longest                               time.Duration // wait for tokens that a call may ask for
+	Longest                               time.Duration // longest wait for tokens that a call may ask for
 }
 
 // Take implements refillerv1.BucketsServer.
@@ -85,7 +85,7 @@ func (s *Buckets) Peek(ctx context.Context, req *refillerv1.PeekRequest) (*refil
 func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refillerv1.WaitResponse, error) {
 	timeout := s.Longest
 	if t := req.GetTimeout(); t != nil {
-		timeout = t.AsDuration() // of what is out of range, the nearest
+		timeout = t.AsDuration() // out of range, it is the nearest duration
 		if timeout <= 0 || timeout > s.Longest {
 			err := fmt.Errorf("%w: timeout: %s is not more than 0 and at most %s", call.ErrBadRequest, timeout, s.Longest)
 			return nil, call.GRPCError(err)
@@ -122,7 +122,7 @@ func (s *Buckets) Reserve(ctx context.Context, req *refillerv1.ReserveRequest) (
 	if req.Id != nil {
 		opts = append(opts, fetch.WithReservationID(req.GetId()))
 	}
-	ttl := req.GetTtl().AsDuration() // of what is out of range, the nearest
+	ttl := req.GetTtl().AsDuration() // out of range, it is the nearest duration
 	res, err := s.Client.Reserve(ctx, req.GetKey(), tokens(req.Tokens), ttl, opts...)
 	if err != nil {
 		return nil, call.GRPCError(err)
@@ -147,7 +147,7 @@ func (s *Buckets) Cancel(ctx context.Context, req *refillerv1.CancelRequest) (*r
 	return s.end(ctx, req.GetKey(), req.GetId(), 0)
 }
 
-// end ends a reservation of which so many tokens were used.
+// end ends a reservation. used is the number of its tokens that were used.
 func (s *Buckets) end(ctx context.Context, key, id string, used int64) (*refillerv1.SettleResponse, error) {
 	res, err := s.Client.Settle(ctx, key, id, used)
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *Buckets) end(ctx context.Context, key, id string, used int64) (*refille
 	}, nil
 }
 
-// tokens is 1 where a request says nothing.
+// tokens returns the tokens of a request, 1 if it has no number.
 func tokens(n *int64) int64 {
 	if n == nil {
 		return 1
@@ -175,7 +175,7 @@ func resultProto(key string, r fetch.Result) *refillerv1.Result {
 	}
 }
 
-// durationProto is nil for a time that isn't known.
+// durationProto converts a time. It returns nil if the time isn't known.
 func durationProto(d time.Duration) *durationpb.Duration {
 	if d == fetch.Never {
 		return nil

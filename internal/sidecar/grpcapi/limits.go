@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
-// Limits answers for limits by name over gRPC.
+// Limits serves limits by name over gRPC.
 type Limits struct {
 	refillerv1.UnimplementedLimitsServer // for methods that a later version of the interface adds
 	Door                                 limits.Door
@@ -52,7 +52,7 @@ func (s *Limits) Undo(ctx context.Context, req *refillerv1.UndoLimitRequest) (*r
 func (s *Limits) Reserve(
 	ctx context.Context, req *refillerv1.ReserveInstantRequest,
 ) (*refillerv1.ReserveInstantResponse, error) {
-	if err := req.GetAt().CheckValid(); err != nil { // it may be missing
+	if err := req.GetAt().CheckValid(); err != nil { // the instant may be missing
 		return nil, call.GRPCError(fmt.Errorf("%w: at: %w", call.ErrBadRequest, err))
 	}
 	var r schedule.Reservation
@@ -98,13 +98,13 @@ func (s *Limits) Cancel(
 	}, nil
 }
 
-// request is what all requests have.
+// request has the fields that all requests have.
 type request interface {
 	GetName() string
 	GetKey() string
 }
 
-// ask makes a call that a limit decides on.
+// ask makes a call on which a limit decides.
 func (s *Limits) ask(
 	ctx context.Context, req request, do func(context.Context, *limits.Limit) (limits.Answer, error),
 ) (*refillerv1.LimitResult, error) {

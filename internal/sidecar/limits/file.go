@@ -21,15 +21,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ErrFile is returned for a file of limits that is wrong; the error names the file and each field.
+// ErrFile is returned for a file of limits with errors. The error names the file and each wrong field.
 var ErrFile = errors.New("limits: bad file")
 
-// The form of a file.
+// The structure of a file.
 type file struct {
 	Limits []fileLimit `yaml:"limits"`
 }
 
-// fileLimit has a name and one of the others.
+// fileLimit has a name and one of the other fields.
 type fileLimit struct {
 	Name     string        `yaml:"name"`
 	Bucket   *fileBucket   `yaml:"bucket"`
@@ -81,7 +81,8 @@ type fileScheduleWindow struct {
 	Zone   string      `yaml:"zone"`
 }
 
-// Parse reads a file of limits, whose name is for errors. Without a Redis the limits can be checked but not asked.
+// Parse reads a file of limits. Its name is for error messages. If rdb is nil, the limits are checked but can't be
+// used.
 func Parse(name string, data []byte, rdb redis.UniversalClient, buckets *fetch.Client) (*Set, error) {
 	p := parser{file: name, rdb: rdb, buckets: buckets, keys: make(map[string]bool)}
 	var f file
@@ -109,12 +110,12 @@ func Parse(name string, data []byte, rdb redis.UniversalClient, buckets *fetch.C
 	return s, nil
 }
 
-// parser collects what is wrong with a file.
+// parser parses a file and collects its errors.
 type parser struct {
 	file    string
 	rdb     redis.UniversalClient
 	buckets *fetch.Client
-	keys    map[string]bool // names by which limits separate their takes
+	keys    map[string]bool // names that distinguish the takes of the limits
 	errs    []error
 }
 
@@ -126,7 +127,7 @@ func (p *parser) bad(field string, err error) {
 	p.errs = append(p.errs, fmt.Errorf("%w: %s: %w", ErrFile, where, err))
 }
 
-// limit makes one limit. What is wrong is collected.
+// limit makes one limit. It collects errors.
 func (p *parser) limit(at string, f fileLimit) *Limit {
 	l := &Limit{name: f.Name}
 	kinds := 0
@@ -167,7 +168,7 @@ func (p *parser) limit(at string, f fileLimit) *Limit {
 		}
 		if len(all) == len(f.All) {
 			l.limiter = made(p, at+".all", all, func(rdb redis.UniversalClient, all []limit.Config) (*limit.Many, error) {
-				if rdb == nil { // to be checked
+				if rdb == nil { // only to check the limit
 					return limit.NewManyLocal(time.Now, all...)
 				}
 				return limit.NewMany(rdb, all...)
@@ -239,7 +240,7 @@ func made[C, L any](p *parser, at string, c C, by func(redis.UniversalClient, C)
 	return l
 }
 
-// config reads a lazy bucket, a window or a queue; nil if something is wrong.
+// config reads a lazy bucket, a window or a queue. It returns nil if there is an error.
 func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 	var c limit.Config
 	switch {
@@ -293,8 +294,8 @@ func (p *parser) schedule(at string, f fileLimit) schedule.Config {
 	return c
 }
 
-// calendar reads a unit of the calendar and its time zone, UTC if that is empty; nothing if there is no unit, and some
-// unit if it can't be read, which is a problem already.
+// calendar reads a unit of the calendar and its time zone. An empty zone is UTC. Without a unit it returns nil. If the
+// unit can't be read, which is an error of the file, it returns any unit.
 func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) {
 	if per == "" {
 		if zone != "" {
@@ -314,7 +315,7 @@ func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) 
 	return unit, in
 }
 
-// whole reads a whole number; some number if it can't be read, which is a problem already.
+// whole reads a whole number. If it can't be read, which is an error of the file, whole returns any number.
 func (p *parser) whole(at string, n call.Number) int64 {
 	v, err := n.Read(fields.Whole())
 	if err != nil {
@@ -324,7 +325,7 @@ func (p *parser) whole(at string, n call.Number) int64 {
 	return v
 }
 
-// rate reads a rate; some rate if it can't be read, which is a problem already.
+// rate reads a rate. If it can't be read, which is an error of the file, rate returns any rate.
 func (p *parser) rate(at, s string) policy.Rate {
 	if s == "" {
 		p.bad(at, errors.New("it is missing"))
@@ -338,7 +339,7 @@ func (p *parser) rate(at, s string) policy.Rate {
 	return r
 }
 
-// duration reads a length of time; 0 if there is none.
+// duration reads a length of time. It returns 0 if there is none.
 func (p *parser) duration(at, s string) time.Duration {
 	if s == "" {
 		return 0

@@ -1,5 +1,6 @@
-// Package limits serves limiters by their names, which a file has: refilled buckets, lazy ones, windows, pacing,
-// schedules, and several at once. So a program in any language uses what package limit has.
+// Package limits serves limiters by the names that a file gives them: refilled and lazy buckets, windows, pacing,
+// schedules, and several at once. So programs in any language can use the limiters of package limit. Requests are not
+// decoded here: see packages httpapi and grpcapi.
 package limits
 
 import (
@@ -20,16 +21,16 @@ import (
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
-// Set is the limits of a file.
+// Set has the limits of a file.
 type Set struct {
 	names  []string
 	limits map[string]*Limit
 }
 
-// Names are those of the limits, in the order of the file.
+// Names returns the names of the limits, in the order of the file.
 func (s *Set) Names() []string { return slices.Clone(s.names) }
 
-// Get is the limit of a name, or call.ErrUnknownLimit. A nil Set has none.
+// Get returns the limit with a name, or call.ErrUnknownLimit. A nil Set has no limits.
 func (s *Set) Get(name string) (*Limit, error) {
 	if s != nil {
 		if l := s.limits[name]; l != nil {
@@ -39,13 +40,13 @@ func (s *Set) Get(name string) (*Limit, error) {
 	return nil, fmt.Errorf("%w: %q", call.ErrUnknownLimit, name)
 }
 
-// Door is how a server comes to limits, whatever it speaks.
+// Door gives a server of any protocol access to limits.
 type Door struct {
 	InForce  func() *Set
 	Deadline func() time.Duration // of a call
 }
 
-// Open is the limit of a name, and a context for one call to it.
+// Open returns the limit with a name, and a context for one call to it.
 func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, context.CancelFunc, error) {
 	l, err := d.InForce().Get(name)
 	if err != nil {
@@ -55,36 +56,36 @@ func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, c
 	return l, ctx, cancel, nil
 }
 
-// Limit answers for any number of keys.
+// Limit is a limit for any number of keys.
 type Limit struct {
 	name     string
 	prefix   string // of a bucket's name, before the key
-	bucket   string // of all keys; empty: each key has a bucket of its own
-	flow     string // of a key, in the bucket of all keys, with keyOfFlow in it; empty: that of the request
+	bucket   string // a single bucket for all keys; empty: each key has its own
+	flow     string // the flow of a key in the single bucket, with keyOfFlow in it; empty: the request names it
 	limiter  limiter
 	wait     time.Duration     // the longest time until the tokens of a take may be used
-	schedule *schedule.Limiter // nil: limiter is none
+	schedule *schedule.Limiter // nil: the limiter is no schedule
 }
 
-// limiter is what all of them can do.
+// limiter has the methods that all limiters have.
 type limiter = limit.Limiter
 
-// Answer is a decision.
+// Answer is the decision of a limit.
 type Answer struct {
 	fetch.Result
-	// Window is the time for which the limit speaks; 0: not known.
+	// Window is the length of time that the limit is for; 0: not known.
 	Window time.Duration
 	// Wait is how long the caller has to wait before it does what it asked for.
 	Wait time.Duration
-	// DeniedBy names what denied, where there are several.
+	// DeniedBy has the names of the limits that denied, if there are several limits.
 	DeniedBy []string
-	// Next is how long after the answer there is a token again, of a lazy bucket; nil: not known.
+	// Next is the time until a lazy bucket has a token again; nil: not known.
 	Next *time.Duration
-	// Undo is what Undo wants; empty: there is nothing to undo.
+	// Undo is the argument of Limit.Undo; empty: there is nothing to undo.
 	Undo string
 }
 
-// Name is the limit's name.
+// Name returns the name of the limit.
 func (l *Limit) Name() string { return l.name }
 
 // Take takes n tokens, all or nothing, and answers at once. flow is as in For.
@@ -99,14 +100,14 @@ func (l *Limit) Take(ctx context.Context, key string, flow *string, n int64) (An
 	}
 	a := l.answer(d.Result)
 	a.Wait = d.Wait
-	// Of a call in shadow mode or in a degraded one, the bucket gave no tokens, or not all.
+	// In shadow mode or in a degraded mode, the bucket gave no tokens, or not all of them.
 	if a.Taken > 0 && !a.Shadow && a.Source.Kind != fetch.SourceFallback && limitcall.Returns(taker) {
 		a.Undo = undo(a.Result)
 	}
 	return a, err
 }
 
-// Peek returns what is left and takes nothing.
+// Peek returns the remaining tokens and takes none.
 func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
 	switch p := l.limiter.(type) {
 	case *limit.Many:
@@ -121,7 +122,7 @@ func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
 	return Answer{}, errors.ErrUnsupported
 }
 
-// Undo gives back what a take took, as its answer says.
+// Undo returns the tokens of a take. undo is from the answer to the take.
 func (l *Limit) Undo(ctx context.Context, key, text string) error {
 	results, err := undone(text)
 	if err != nil {
@@ -146,7 +147,7 @@ func (l *Limit) Undo(ctx context.Context, key, text string) error {
 	return fmt.Errorf("%w: %s takes no places back", call.ErrBadRequest, l.name)
 }
 
-// Schedule is the limit as a schedule, or call.ErrBadRequest if it is none.
+// Schedule returns the limit as a schedule, or call.ErrBadRequest if it is none.
 func (l *Limit) Schedule() (*schedule.Limiter, error) {
 	if l.schedule == nil {
 		return nil, fmt.Errorf("%w: %s is no schedule", call.ErrBadRequest, l.name)
@@ -154,11 +155,11 @@ func (l *Limit) Schedule() (*schedule.Limiter, error) {
 	return l.schedule, nil
 }
 
-// Wait is the longest that what was taken has to wait before it may be used; 0 without a limit of pacing.
+// Wait returns the longest time for which a caller may have to wait after a take; 0 without a limit of pacing.
 func (l *Limit) Wait() time.Duration { return l.wait }
 
-// Timeout bounds a call to the limit. Buckets' client keeps the deadline itself, and isn't cut off before it answers as
-// the bucket's degraded mode says.
+// Timeout returns the time for a call to the limit. The client of buckets observes the deadline itself. It has longer,
+// so that it can answer according to the bucket's degraded mode.
 func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	if _, ok := l.limiter.(*fetch.Client); ok {
 		return 2*deadline + time.Second
@@ -166,7 +167,8 @@ func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	return deadline
 }
 
-// For is what answers for a key, by what Key makes of it, in the flow that the request names; nil if it names none.
+// For returns the limiter for a key. Key returns the name that the key has there. flow is the one that the request
+// names; nil if it names none.
 func (l *Limit) For(key string, flow *string) (limit.Limiter, error) {
 	client, isBuckets := l.limiter.(*fetch.Client)
 	opts, err := call.Flow(flow)
@@ -198,7 +200,7 @@ func (f inFlow) Take(ctx context.Context, key string, n int64, opts ...fetch.Cal
 	return f.Client.Take(ctx, key, n, append(opts, f.opts...)...)
 }
 
-// Key is what the limiter knows a key by. An empty one stays empty, so that it is refused.
+// Key returns the name of a key at the limiter. An empty key stays empty, so that the limiter refuses it.
 func (l *Limit) Key(key string) string {
 	switch {
 	case key == "":
@@ -237,12 +239,12 @@ func decided(d limit.Decision) Answer {
 	return a
 }
 
-// undo writes down what Undo needs of a result.
+// undo formats the parts of a result that Undo needs.
 func undo(r fetch.Result) string {
 	return strconv.FormatInt(r.Taken, 10) + "-" + strconv.FormatInt(r.Era, 36)
 }
 
-// undone reads what undo wrote, once or with commas between.
+// undone parses the text of undo, or several of them with commas between.
 func undone(text string) ([]fetch.Result, error) {
 	var results []fetch.Result
 	for part := range strings.SplitSeq(text, ",") {

@@ -28,7 +28,7 @@ const (
 const (
 	HTTP  = "http"
 	GRPC  = "grpc"
-	Check = "check" // a proxy's question about a request
+	Check = "check" // a check: a proxy asks whether a request may pass
 	Envoy = "envoy"
 )
 
@@ -61,7 +61,7 @@ type Metrics struct {
 	seconds  *prometheus.HistogramVec
 
 	mu      sync.Mutex
-	details map[string]bool // labels that requests have made
+	details map[string]bool // labels with values of requests
 }
 
 // New makes Metrics and registers them. If registry is nil, New does not register them.
@@ -125,8 +125,8 @@ func (m *Metrics) ObserveCall(door string, d time.Duration) {
 	}
 }
 
-// Detail returns the label of a limit that has values of requests in its name. Their number is bounded: further names
-// are "other", and so are names that are too long.
+// Detail returns the label of a limit that has values of requests in its name. The number of such labels is bounded:
+// further names become "other", and so do names that are too long.
 func (m *Metrics) Detail(name string) string {
 	if m == nil || len(name) > maxLabel {
 		return other
