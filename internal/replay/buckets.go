@@ -11,22 +11,21 @@ import (
 // ErrPolicy is returned for a capacity or rate that is out of range.
 var ErrPolicy = errors.New("replay: bad policy")
 
-// maxUnits bounds a bucket's credit in units of 1/per token, so that int64
-// holds a full bucket and one refill on top of it.
+// maxUnits bounds a bucket's credit in units of 1/per token. An int64 then has room for a full bucket and one more
+// refill.
 const maxUnits = 1 << 61
 
-// minSweep is the least number of buckets that are worth a search for full
-// ones.
+// minSweep is the smallest number of buckets for which a search for full ones is worth its cost.
 const minSweep = 4096
 
-// Buckets is a set of buckets with one policy, one for each key, in memory. It
-// keeps only those that aren't full. It belongs to one goroutine.
+// Buckets is a set of buckets with one policy, in memory, with one bucket for each key. It keeps only buckets that
+// aren't full. It belongs to one goroutine.
 type Buckets struct {
 	terms policy.Terms
 	held  map[string]*policy.Bucket // none of them full at its last refill
 	start int64                     // the time of the first take, Unix µs
 	clock int64                     // µs from start to the highest time seen, plus 1; 0 before the first take
-	sweep int                       // how many buckets set off the next sweep
+	sweep int                       // the number of buckets that starts the next sweep
 	least int                       // lower bound of sweep
 }
 
@@ -47,17 +46,18 @@ func NewBuckets(capacity int64, rate policy.Rate) (*Buckets, error) {
 			"%w: capacity %d at rate %s: capacity times %d must be below 2^61: lower the capacity, or use a coarser rate",
 			ErrPolicy, capacity, rate, terms.Per)
 	}
-	// Every take refills first, however soon after the last, and one refill
-	// credits any gap: no more than fills an empty bucket.
+	// Every take refills first, however soon it comes after the last one. One refill credits a gap of any length, but no
+	// more than fills an empty bucket.
 	terms.Interval = 1
 	terms.MaxElapsed = (int64(units) + terms.Tokens - 1) / terms.Tokens
 	return &Buckets{terms: terms, held: map[string]*policy.Bucket{}, sweep: minSweep, least: minSweep}, nil
 }
 
-// Take takes one token from the key's bucket at time at, in Unix µs. A time
-// before the highest seen so far counts as that one.
+// Take takes one token from the key's bucket at time at, in Unix µs. A time before the highest one so far counts as the
+// highest one.
 func (b *Buckets) Take(key []byte, at int64) policy.Taking {
-	// The policy's clock is a server's, which is after 1970, while a log may be of any time: count from its beginning.
+	// The policy expects a server's clock, which is after 1970. A log may have any time, so time is counted from its
+	// beginning.
 	if b.clock == 0 {
 		b.start = at
 	}
@@ -87,14 +87,14 @@ func (b *Buckets) create() *policy.Bucket {
 	return bucket
 }
 
-// refill credits what is due and reports whether the bucket is full.
+// refill credits the due tokens and reports whether the bucket is full.
 func (b *Buckets) refill(bucket *policy.Bucket) (full bool) {
 	version := policy.Version{Era: bucket.Control.Era, Index: *bucket.Index}
 	return bucket.Refill(policy.Call{Version: version}, b.clock).Tokens == b.terms.Capacity
 }
 
-// dropFull forgets the buckets that are full by now. The next sweep comes when
-// there are twice as many as are left, so its cost per take is constant.
+// dropFull removes the buckets that are full by now. The next sweep comes when there are twice as many buckets as
+// remain. So its cost per take is constant.
 func (b *Buckets) dropFull() {
 	for key, bucket := range b.held {
 		if b.refill(bucket) {

@@ -9,8 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/replay/accesslog"
 )
 
-// Report is what the policy would have done. Its JSON form is that of
-// `consumer replay -o json`.
+// Report has the results that the policy would have had. Its JSON form is that of `consumer replay -o json`.
 type Report struct {
 	Total    Total              `json:"total"`
 	Span     Span               `json:"span"`
@@ -28,8 +27,7 @@ type Total struct {
 	Unparsed int64 `json:"unparsed"`
 }
 
-// Span is the stretch of the log's clock; its times are zero for a log without
-// requests.
+// Span is the time that the log covers. Both times are zero for a log without requests.
 type Span struct {
 	From       time.Time `json:"from,omitzero"`
 	To         time.Time `json:"to,omitzero"`
@@ -57,8 +55,8 @@ type Key struct {
 type outcome struct {
 	total         Total
 	outOfOrder    int64
-	previous      int64 // the request before; Unix µs
-	rose, fell    int64 // requests that are later, and earlier, than the one before
+	previous      int64 // time of the previous request; Unix µs
+	rose, fell    int64 // numbers of requests that are later, and earlier, than the previous one
 	first, clock  int64 // of the first request, and the highest so far; Unix µs
 	keys          map[string]*counts
 	second        int64 // the second being counted, Unix seconds

@@ -16,25 +16,25 @@ type Log interface {
 	Unparsed() accesslog.Unparsed
 }
 
-// Config says what to replay against.
+// Config has the policy of a replay, and its options.
 type Config struct {
 	Capacity int64 // of each key's bucket, 1 to policy.MaxTokens
 	Rate     policy.Rate
 	Speed    Speed
-	Top      int // how many keys the report lists, at least 0
+	Top      int // number of keys that the report lists, at least 0
 	// Progress, unless nil, is called before each request, from the goroutine
 	// of Run: with the totals so far (Keys and Unparsed are 0) and, from the
 	// second request on, the log's clock in Unix µs.
 	Progress func(Total, int64)
 }
 
-// ErrBackwards is returned for a log that begins with its newest request: more requests are earlier than the one before
-// than are later. Its report is of buckets that earned no credit.
+// ErrBackwards is returned for a log that begins with its newest request. It is recognised because more requests are
+// earlier than the previous one than are later. The report of such a log is useless, since its buckets earned no
+// credit.
 var ErrBackwards = errors.New("replay: the log begins with its newest request")
 
-// Run replays the log to its end. If the log fails or ctx ends before that, the
-// report is of what was replayed, and the error says why it ended. Memory grows
-// with the number of keys, by some hundred bytes for each.
+// Run replays the log to its end. If the log fails or ctx ends before that, the report covers the requests so far, and
+// the error is the reason. Memory grows with the number of keys, by some hundred bytes for each.
 func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
 	buckets, err := NewBuckets(cfg.Capacity, cfg.Rate)
 	if err != nil {

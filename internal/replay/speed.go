@@ -10,10 +10,10 @@ import (
 	"time"
 )
 
-// Speed is how many seconds of the log go by in a second.
+// Speed is the number of seconds of the log that pass in a second.
 type Speed float64
 
-// Max is the speed that waits for nothing.
+// Max is the speed of a replay that never waits.
 const Max Speed = 0
 
 // Limits of the other speeds.
@@ -32,14 +32,14 @@ func ParseSpeed(s string) (Speed, error) {
 	}
 	number, found := strings.CutSuffix(s, "x")
 	f, err := strconv.ParseFloat(number, 64)
-	if !found || err != nil || !(f >= minSpeed && f <= maxSpeed) { // not if NaN
+	if !found || err != nil || !(f >= minSpeed && f <= maxSpeed) { // written so that NaN is refused
 		return 0, fmt.Errorf("%w %q: want max, or a factor from %gx to %.0fx such as 1x or 100x", ErrSpeed, s, minSpeed,
 			maxSpeed)
 	}
 	return Speed(f), nil
 }
 
-// String writes the speed so that ParseSpeed reads it back.
+// String formats the speed in a form that ParseSpeed reads.
 func (s Speed) String() string {
 	if s == Max {
 		return "max"
@@ -47,8 +47,8 @@ func (s Speed) String() string {
 	return strconv.FormatFloat(float64(s), 'f', -1, 64) + "x"
 }
 
-// pacer makes the log's clock go by at a speed. Each instant is due by its
-// distance from the first, so delays don't add up.
+// pacer makes the log's clock run at a speed. The time of each instant is computed from its distance to the first one,
+// so delays don't add up.
 type pacer struct {
 	speed Speed
 	first int64 // of the log, Unix µs

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// ErrField is returned for a field name that can't be one.
+// ErrField is returned for an invalid name of a field.
 var ErrField = errors.New("accesslog: bad field")
 
-// kind is a field that is known by name.
+// kind is one of the fields with a known name.
 type kind int
 
 const (
@@ -29,8 +29,7 @@ const (
 	agent
 )
 
-// field is the field asked for. In JSON those after status are paths like any
-// other name.
+// field is the field that is read. In JSON, the kinds after status are paths like any other name.
 type field struct {
 	kind kind
 	name string
@@ -51,11 +50,11 @@ func newField(name string) (field, error) {
 	return field{kinds[name], name}, nil
 }
 
-// dash means a value that isn't there, as in the logs themselves.
+// dash marks a missing value, as in the logs themselves.
 var dash = []byte("-")
 
-// splitRequest splits a request line, "GET /path?query HTTP/1.1". What isn't
-// one, such as the first bytes of a TLS handshake, gives nothing.
+// splitRequest splits a request line, "GET /path?query HTTP/1.1". For other text, such as the first bytes of a TLS
+// handshake, it returns nothing.
 func splitRequest(line []byte) (method, uri, protocol []byte) {
 	method, uri, found := bytes.Cut(line, []byte(" "))
 	if !found {

@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Reasons why a line of JSON can't be read.
+// Reasons for which a line of JSON can't be read.
 var (
 	errNotJSON    = errors.New("not a JSON object")
 	errNoJSONTime = errors.New("no time that can be read in the JSON object: name its field with --time-field")
@@ -16,8 +16,8 @@ var (
 
 type rawValue = json.RawMessage
 
-// Names of the fields that servers write, the most specific first. Caddy nests the request, Traefik capitalises, nginx
-// writes what its log_format says and mostly the names of its variables.
+// Names of the fields that servers write, the most specific first. Caddy nests the request. Traefik's names are
+// capitalised. nginx has the names of its log_format, which are mostly those of its variables.
 var (
 	timeNames = []string{
 		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime",
@@ -58,7 +58,7 @@ func (r *Reader) parseJSON(line []byte) (Record, error) {
 	return Record{Time: us, Key: key}, err
 }
 
-// timeOf returns the time in the field that is named, or in one of the usual ones.
+// timeOf returns the time in the given field or, without one, in one of the usual fields.
 func timeOf(object map[string]rawValue, named string) (us int64, ok bool) {
 	names := timeNames
 	if named != "" {
@@ -87,7 +87,7 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 		text, found := lookup(object, name)
 		switch {
 		case !found:
-		case f.kind == ip && (len(text) == 0 || bytes.Equal(text, dash)): // Envoy's of a request that no proxy forwarded
+		case f.kind == ip && (len(text) == 0 || bytes.Equal(text, dash)): // Envoy's value for a request that no proxy forwarded
 		case f.kind == ip:
 			client, _, _ := bytes.Cut(text, []byte(","))
 			return withoutPort(client), nil
@@ -110,8 +110,8 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 	return dash, nil
 }
 
-// lookup finds the text of a string, number or boolean by its path. A name that has dots itself is found, too, the
-// longest first. A list with one element has the value of that element.
+// lookup finds the text of a string, number or boolean by its path. A name in the path may itself have dots; the
+// longest such name is tried first. A list with one element has the value of that element.
 func lookup(object map[string]rawValue, path string) (text []byte, found bool) {
 	if raw, ok := object[path]; ok {
 		return scalar(raw)
@@ -158,7 +158,7 @@ func lookupIn(raw rawValue, path string) (text []byte, found bool) {
 	return nil, false
 }
 
-// scalar is the text of a value that is no object; null is not found.
+// scalar returns the text of a value that is no object. null counts as missing.
 func scalar(raw rawValue) (text []byte, found bool) {
 	switch raw[0] {
 	case '"':
@@ -182,7 +182,7 @@ func scalar(raw rawValue) (text []byte, found bool) {
 	return raw, true
 }
 
-// withoutPort cuts the port off "192.0.2.1:80" and "[2001:db8::1]:80".
+// withoutPort removes the port of an address such as "192.0.2.1:80" or "[2001:db8::1]:80".
 func withoutPort(address []byte) []byte {
 	if len(address) > 0 && address[0] == '[' {
 		if end := bytes.IndexByte(address, ']'); end >= 0 {

@@ -12,11 +12,11 @@ const (
 	// MaxLine is the longest line that is read, in bytes with its line end. A
 	// longer one counts as unparsed.
 	MaxLine = 256 << 10
-	// MaxSamples is how many unparsed lines are kept with the reason.
+	// MaxSamples is the number of unparsed lines that are kept with the reason.
 	MaxSamples = 5
 )
 
-// errTooLong is the reason of a line beyond MaxLine.
+// errTooLong is the reason for a line that is longer than MaxLine.
 var errTooLong = fmt.Errorf("longer than %d bytes", MaxLine)
 
 // Record is one request.
@@ -28,7 +28,7 @@ type Record struct {
 // Unparsed describes the lines that could not be read.
 type Unparsed struct {
 	Lines   int64
-	Samples []Sample // of the first MaxSamples
+	Samples []Sample // the first MaxSamples lines
 }
 
 // Sample is one line that could not be read.
@@ -70,9 +70,8 @@ func NewReader(log io.Reader, name, timeField string) (*Reader, error) {
 	return &Reader{source: log, field: f, timeField: timeField}, nil
 }
 
-// Next returns the next request, and io.EOF after the last. Any other error is
-// of the log as a whole, such as a compressed file that was cut short; lines that
-// can't be read are passed over.
+// Next returns the next request, and io.EOF after the last. Any other error concerns the log as a whole, such as a
+// compressed file that was cut short. Lines that can't be read are skipped.
 func (r *Reader) Next() (Record, error) {
 	if r.lines == nil {
 		if err := r.open(); err != nil {
@@ -107,10 +106,10 @@ func (r *Reader) Next() (Record, error) {
 	}
 }
 
-// Unparsed describes the lines passed over so far.
+// Unparsed describes the lines skipped so far.
 func (r *Reader) Unparsed() Unparsed { return r.unparsed }
 
-// open unpacks a compressed log and drops a byte order mark.
+// open unpacks a compressed log and skips a byte order mark.
 func (r *Reader) open() error {
 	r.lines = bufio.NewReaderSize(r.source, MaxLine)
 	unpacked, err := unpack(r.lines)
@@ -121,13 +120,12 @@ func (r *Reader) open() error {
 		r.lines = bufio.NewReaderSize(unpacked, MaxLine)
 	}
 	if mark, _ := r.lines.Peek(3); bytes.Equal(mark, []byte("\xef\xbb\xbf")) {
-		_, _ = r.lines.Discard(3) // was peeked at
+		_, _ = r.lines.Discard(3) // can't fail: Peek has read these bytes
 	}
 	return nil
 }
 
-// readLine returns the next line, valid until the call after; the last one may
-// lack its line end.
+// readLine returns the next line, which is valid until the next call. The last line may lack its line end.
 func (r *Reader) readLine() ([]byte, error) {
 	line, err := r.lines.ReadSlice('\n')
 	if len(line) > 0 {

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// Reasons why a line of text can't be read.
+// Reasons for which a line of text can't be read.
 var (
 	errNoTime    = errors.New("no time in brackets")
 	errNoAddress = errors.New("no client address")
@@ -23,10 +23,10 @@ var (
 //	[host] ip ident user [time] "request" status bytes "referer" "agent"
 //	[forwarded, …] ip ident user [time] "request" …
 //
-// or in one of Envoy's, which begin with the time. What follows the status is split only when it is asked for.
+// or in one of Envoy's formats, which begin with the time. The part behind the status is split only when it is needed.
 type textLine struct {
 	host, ip, ident, user, request, status, rest []byte
-	size, agent                                  []byte // of Envoy's
+	size, agent                                  []byte // in Envoy's formats
 	time                                         int64
 	envoy                                        bool
 }
@@ -62,8 +62,7 @@ func (t *textLine) parse(line []byte) error {
 	return nil
 }
 
-// splitTime finds the first bracket that opens a time: a user name may have
-// brackets, too.
+// splitTime finds the first bracket that opens a time. Other brackets may be in a user name.
 func (t *textLine) splitTime(line []byte) (head, tail []byte, err error) {
 	for from := 0; ; {
 		i := bytes.IndexByte(line[from:], '[')
@@ -88,7 +87,7 @@ func (t *textLine) splitHead(head []byte) error {
 	var forwarded bool
 	t.ip, head, forwarded = cutClient(head)
 	t.ident, head = cutWord(head)
-	if forwarded && isAddress(t.ident) { // the proxy, as %h has it; the client itself if nothing was forwarded
+	if forwarded && isAddress(t.ident) { // the proxy (%h), or the client itself if no proxy forwarded the request
 		if !isAddress(t.ip) {
 			t.ip = t.ident
 		}
@@ -104,14 +103,14 @@ func (t *textLine) splitHead(head []byte) error {
 		t.host, t.ip = t.ip, t.ident
 		t.ident, t.user = cutWord(t.user)
 		t.user = bytes.TrimSpace(t.user)
-	case !isAddress(t.ip): // a user's name may have spaces, but this is some other prefix
+	case !isAddress(t.ip): // a user's name may have spaces, but this is another prefix
 		return errPrefix
 	}
 	return nil
 }
 
-// cutClient returns the first word and what follows it. If that is an address, or the beginning of a list as
-// X-Forwarded-For has them, forwarded is true, the word is the first address, and the list's others are passed over.
+// cutClient returns the first word and the rest of the line. If the line begins with a list of addresses like that of
+// X-Forwarded-For, forwarded is true. The word is then the first address, and the rest is behind the list.
 func cutClient(head []byte) (client, rest []byte, forwarded bool) {
 	list, rest, quoted := cutQuoted(head)
 	if quoted {
@@ -129,13 +128,13 @@ func cutClient(head []byte) (client, rest []byte, forwarded bool) {
 	return client, rest, isAddress(client)
 }
 
-// splitEnvoy splits what follows the status in the default formats of Envoy and of Istio:
+// splitEnvoy splits the part behind the status in the default formats of Envoy and of Istio:
 //
 //	flags received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
 //	flags details termination "failure" received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
 //	  cluster local listener client …
 //
-// A client without X-Forwarded-For is known in Istio's alone.
+// Without X-Forwarded-For only Istio's format has the client.
 func (t *textLine) splitEnvoy() error {
 	words, rest := cutWords(t.rest)
 	received := 1
@@ -165,7 +164,7 @@ func (t *textLine) splitEnvoy() error {
 	return nil
 }
 
-// cutWords returns the words before the next quote, and what follows them.
+// cutWords returns the words before the next quote, and the rest of s.
 func cutWords(s []byte) (words [][]byte, rest []byte) {
 	i := bytes.IndexByte(s, '"')
 	if i < 0 {
@@ -215,7 +214,7 @@ func (t *textLine) value(f field) ([]byte, error) {
 	return nil, fmt.Errorf("no field %.100q in a line of text", f.name)
 }
 
-// envoyValue returns a value that Envoy writes at other places. It has no referer.
+// envoyValue returns a value that Envoy's formats have at another place. They have no referer.
 func (t *textLine) envoyValue(k kind) []byte {
 	switch k {
 	case size:
@@ -226,7 +225,7 @@ func (t *textLine) envoyValue(k kind) []byte {
 	return nil
 }
 
-// cutWord returns the first word of s and what follows it.
+// cutWord returns the first word of s and the rest of s.
 func cutWord(s []byte) (word, rest []byte) {
 	s = bytes.TrimLeft(s, " ")
 	if i := bytes.IndexByte(s, ' '); i >= 0 {
@@ -235,9 +234,8 @@ func cutWord(s []byte) (word, rest []byte) {
 	return s, nil
 }
 
-// cutQuoted returns the text in quotes at the start of s, and what follows it.
-// A backslash escapes the byte after it. Where the quote isn't closed, the text
-// is what there is of it.
+// cutQuoted returns the text in quotes at the start of s, and the rest of s. A backslash escapes the next byte. If the
+// quote isn't closed, the text ends with s.
 func cutQuoted(s []byte) (text, rest []byte, closed bool) {
 	s = bytes.TrimLeft(s, " ")
 	if len(s) == 0 || s[0] != '"' {

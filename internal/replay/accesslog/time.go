@@ -9,8 +9,8 @@ import (
 // maxTimeLen is longer than every form of a time in a line of text.
 const maxTimeLen = 48
 
-// layouts are those of the common log format and of ISO 8601, where a time without a zone is in UTC. Each may have a
-// fraction of the second.
+// layouts are the layouts of times in the common log format and in ISO 8601, where a time without a zone is in UTC.
+// Each may have a fraction of the second.
 var layouts = []string{
 	"02/Jan/2006:15:04:05 -0700",
 	time.RFC3339, "2006-01-02T15:04:05Z0700", "2006-01-02T15:04:05",

@@ -14,7 +14,7 @@ import (
 // maxWindow bounds the memory that unpacking a log of zstd takes. It is what "zstd --ultra -22" needs.
 const maxWindow = 128 << 20
 
-// packing is a way in which logs are compressed.
+// packing is a compression format of logs.
 type packing struct {
 	name   string
 	magic  []byte // the first bytes
@@ -39,8 +39,8 @@ func packingOf(log []byte) *packing {
 	return nil
 }
 
-// unpack returns a reader of the text of a compressed log, nil if it is plain. A log that fails, or is too short to be
-// compressed, is left to the reader of its lines.
+// unpack returns a reader of the text of a compressed log, nil if it is plain. If reading fails, or if the log is too
+// short to be compressed, the reader of lines handles it.
 func unpack(log *bufio.Reader) (io.Reader, error) {
 	start, _ := log.Peek(8)
 	p := packingOf(start)
