@@ -10,14 +10,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// FlowTakes is what a call asks of one divided bucket: takes for its flows, one after the other, each all or nothing.
+// FlowTakes are the takes of a call from one divided bucket. They are made for its flows, one after the other, each all
+// or nothing.
 type FlowTakes struct {
 	Key    string
 	Runs   []policy.FlowRun // at least one
-	InLine bool             // no take of a flow is made behind one of it that doesn't fit
+	InLine bool             // once a take of a flow doesn't fit, no later take of that flow is made
 	Terms  bool             // return the policy even if all takes are made
-	// Below makes the reply Missed if the bucket holds as many tokens or more; 0 for no bound: as in Takes, for a refilled
-	// template's bucket.
+	// Below makes the reply Missed if the bucket holds as many tokens or more; 0 for no bound. It is for a refilled
+	// template's bucket, as in Takes.
 	Below int64
 }
 
@@ -31,22 +32,23 @@ type FlowTakesCall struct {
 	cmd     onceIntegers
 }
 
-// MaxFlowRuns is the most runs of one bucket in a call: Redis passes so many fields to one command of a script.
+// MaxFlowRuns is the largest number of runs for one bucket in a call. Redis can pass so many fields to one command of a
+// script.
 const MaxFlowRuns = 1000
 
-// Do makes the takes of several buckets, at most MaxTakes, each of another key, in one call; on a Cluster all in one
-// slot. The replies are in the order of takes and valid until the next call. A bucket that isn't divided at present
-// serves them in order.
+// Do makes the takes of up to MaxTakes buckets with different keys in one call. On a Cluster all keys are in one slot.
+// The replies are in the order of takes and valid until the next call. A bucket that isn't divided at present serves
+// its takes in order.
 //
 // The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
-// tokens and what was paid for, unless Terms are asked for. A bucket that doesn't exist is ErrUnknownBucket, also a
-// template's: a call of takes creates it.
+// tokens and the paid ones, unless Terms is set. The error for a bucket that doesn't exist is ErrUnknownBucket, even if
+// it is a template's. A TakesCall creates such a bucket.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
 	return doTakes(ctx, c, command, t.Read)
 }
 
-// Command returns the command of such a call, as that of a TakesCall.
+// Command returns the command of such a call, as TakesCall.Command does.
 func (t *FlowTakesCall) Command(ctx context.Context, takes []FlowTakes, source bool) (redis.Cmder, error) {
 	t.takes = takes
 	if err := t.write(); err != nil {
@@ -57,7 +59,7 @@ func (t *FlowTakesCall) Command(ctx context.Context, takes []FlowTakes, source b
 	return t.cmd, nil
 }
 
-// Read reads the answer to the command. err is the error with which it ended.
+// Read decodes the answer to the command. err is the error with which the command ended.
 func (t *FlowTakesCall) Read(err error) ([]TakesReply, error) {
 	if err != nil {
 		return nil, fmt.Errorf("refiller: flows: %w", err)

@@ -20,9 +20,10 @@ type PlanCall struct {
 	Base policy.Version
 }
 
-// PlanResult is the answer to a PlanCall: an error, or what the bucket's flows asked for.
+// PlanResult is the answer to a PlanCall: an error, or the demand of the bucket's flows.
 type PlanResult struct {
-	// Stale reports that nothing was written: the plan of a later refill is there, or not the one that is changed.
+	// Stale reports that nothing was written. Either the plan of a later refill is in force, or the plan in force is not
+	// the one that Plan changes.
 	Stale bool
 	Now   int64 // Unix µs, on the server's clock
 	Clock int64 // of the division, µs
@@ -30,7 +31,8 @@ type PlanResult struct {
 	Err   error
 }
 
-// PlanBatch makes many such calls in one round trip. An error is each bucket's own; the results are in order.
+// PlanBatch makes many such calls in one round trip. Each bucket has its own error. The results are in the order of the
+// calls.
 func PlanBatch(ctx context.Context, rdb redis.UniversalClient, calls []PlanCall) []PlanResult {
 	results := make([]PlanResult, len(calls))
 	cmds, errs := planScript.pipelined(ctx, rdb, len(calls), func(i int) ([]string, []any) {
@@ -79,7 +81,7 @@ func planArgs(c *PlanCall) []any {
 	return args
 }
 
-// readPlan reads the answer of a bucket.
+// readPlan decodes the answer for a bucket.
 func readPlan(v any, key string) PlanResult {
 	r, code, err := open(v, planKeys(key), codeDone, codeDenied)
 	if err != nil {
@@ -97,14 +99,14 @@ func readPlan(v any, key string) PlanResult {
 	return result
 }
 
-// beganField is the field of what flows asked for that is when the period began, and deniedPrefix what those begin with
-// that are what was denied: see division.lua.
+// beganField is the field of {K}:use with the beginning of the period. deniedPrefix is the beginning of the fields with
+// denied tokens. See division.lua.
 const (
 	beganField   = "//"
 	deniedPrefix = "/!"
 )
 
-// readUse reads the fields and values of what flows asked for. It leaves out what isn't a number of tokens.
+// readUse decodes the fields and values of {K}:use. It leaves out values that aren't numbers of tokens.
 func readUse(fields []any, use *policy.Use) error {
 	if len(fields)%2 != 0 {
 		return fmt.Errorf("%w: %d fields and values of what flows asked for", ErrBadReply, len(fields))

@@ -9,21 +9,21 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 )
 
-// report is what one replica says of itself.
+// report is the status of one replica.
 type report struct {
 	name   string
 	status *admin.Status // nil if it doesn't answer
 }
 
-// activity is what the replicas did between two rounds of reports.
+// activity describes the refills between two rounds of reports.
 type activity struct {
 	active string // name of the replica that made the most refills; empty if there were none
-	share  int64  // its part of them, in percent
+	share  int64  // its part of the refills, in percent
 	leader *admin.Leader
 	racing bool // a replica refills in place of a silent leader
 }
 
-// compare returns what happened between two rounds of reports of the same replicas.
+// compare returns the activity between two rounds of reports of the same replicas.
 func compare(before, after []report) activity {
 	var a activity
 	var most, all int64
@@ -52,7 +52,7 @@ func compare(before, after []report) activity {
 	return a
 }
 
-// describe says who refills.
+// describe returns in words which replica refills.
 func (a activity) describe(mode config.Mode) string {
 	switch {
 	case a.active == "":

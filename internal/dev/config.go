@@ -11,8 +11,8 @@ import (
 )
 
 const (
-	// sampleVersion fences the sample buckets: raise it when one of them changes, for those who keep them in a store of
-	// their own.
+	// sampleVersion fences the sample buckets. It has to be raised when one of them changes, because people may keep them
+	// in their own store.
 	sampleVersion = 2
 	// electionPrefix separates the playground from real replicas that use the same etcd.
 	electionPrefix = "/refiller-dev"
@@ -20,7 +20,7 @@ const (
 	redisVariable = "REFILLER_REDIS_URL"
 )
 
-// samples are the sample buckets and a template, as a configuration has them.
+// samples are the sample buckets and a template, in the form of a configuration.
 const samples = `buckets:
   - {key: checkout, capacity: 1000, rate: 500/s}
   - {key: mail, capacity: 20, rate: 10/s}
@@ -31,11 +31,11 @@ templates:
   - {prefix: "user:", enforce: lazy, capacity: 10, rate: 1/s}
 `
 
-// configText is the content of the configuration file of a region's replicas. A single region has the sample buckets,
-// or those with flows and without, several share the pool.
+// configText returns the content of the configuration file of a region's replicas. A single region has the sample
+// buckets, or the two buckets of the scene with flows. Several regions share the pool.
 func (o Options) configText(region string, etcd []string, listen string) string {
 	quote := func(value any) string { // JSON is YAML
-		text, _ := json.Marshal(value) // of strings, it doesn't fail
+		text, _ := json.Marshal(value) // doesn't fail for strings
 		return string(text)
 	}
 	var b strings.Builder
@@ -61,17 +61,17 @@ func (o Options) configText(region string, etcd []string, listen string) string 
 	return b.String()
 }
 
-// elects reports whether replicas elect a leader in etcd; a pool needs it.
+// elects reports whether replicas elect a leader in etcd, which a pool needs.
 func (o Options) elects() bool { return o.Mode == config.ModeEtcd || o.Regions != nil }
 
-// config is the configuration of a region's replicas, with what the environment says beside.
+// config returns the configuration of a region's replicas, with the values of the environment.
 func (o Options) config(region, redis string, etcd, environ []string) (config.Config, error) {
 	env := fields.EnvironmentOf(append(slices.Clone(environ), redisVariable+"="+redis))
 	return config.Load(config.Source{Data: []byte(o.configText(region, etcd, "127.0.0.1:0")), Env: env})
 }
 
-// environ is the environment of replicas, but for the address of their store and what Run decides itself. The login
-// and the certificates of a server are for the given one: an embedded server has none.
+// environ returns the environment of replicas, without the address of their store and the variables that Run sets
+// itself. The login and the certificates of a server are only for a given server, because an embedded server has none.
 func environ(all []string, givenRedis, givenEtcd bool) []string {
 	drop := []string{redisVariable, "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_",
 		"REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}

@@ -15,15 +15,15 @@ import (
 const (
 	takeEvery     = 5 * time.Millisecond
 	maxBehind     = 100 * time.Millisecond
-	takeDeadline  = time.Second // a busy laptop is not a silent store
+	takeDeadline  = time.Second // longer than the default, since a busy laptop is slow
 	closeDeadline = 2 * time.Second
 )
 
-// demand is what a consumer wants of a bucket: tokens at once, and how many per second.
+// demand is the demand of a consumer for the tokens of a bucket: tokens per take, and tokens per second.
 type demand struct {
 	key    string
 	tokens int64
-	flow   string // for whom; empty for no flow
+	flow   string // the flow that it takes for; empty for none
 	wanted func() float64
 }
 
@@ -42,7 +42,7 @@ type taken struct {
 }
 
 func newConsumer(rdb redis.UniversalClient, demands []demand) (*consumer, error) {
-	// What the demonstration shows are the replicas' refills.
+	// The playground shows the refills of replicas, so its consumer makes none.
 	client, err := fetch.New(rdb, fetch.WithTimeout(takeDeadline), fetch.WithRescue(false))
 	if err != nil {
 		return nil, fmt.Errorf("dev: demo consumer: %w", err)
@@ -50,7 +50,7 @@ func newConsumer(rdb redis.UniversalClient, demands []demand) (*consumer, error)
 	return &consumer{client: client, demands: demands, got: make([]atomic.Int64, len(demands))}, nil
 }
 
-// run takes as the demands say until ctx ends.
+// run takes tokens according to the demands, until ctx ends.
 func (c *consumer) run(ctx context.Context) {
 	var all sync.WaitGroup
 	for i, d := range c.demands {
@@ -59,10 +59,11 @@ func (c *consumer) run(ctx context.Context) {
 	all.Wait()
 	closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeDeadline)
 	defer cancel()
-	_ = c.client.Close(closing) // what still hangs has no owner but the process, which ends
+	_ = c.client.Close(closing) // calls that still hang end with the process
 }
 
-// take makes one take after the other. Those that fall due while one takes longer than maxBehind are left out.
+// take makes one take after the other. If one of them lasts longer than maxBehind, those that were due meanwhile are
+// left out.
 func (c *consumer) take(ctx context.Context, d demand, i int) {
 	var opts []fetch.CallOption
 	if d.flow != "" {
@@ -80,7 +81,7 @@ func (c *consumer) take(ctx context.Context, d demand, i int) {
 		now := time.Now()
 		due += d.wanted() * min(now.Sub(last), maxBehind).Seconds()
 		for last = now; due >= float64(d.tokens); due -= float64(d.tokens) {
-			// A take that has begun is finished, so that its tokens are counted.
+			// The end of ctx doesn't end a take, so that its tokens are counted.
 			r, err := c.client.Take(context.WithoutCancel(ctx), d.key, d.tokens, opts...)
 			c.got[i].Add(r.Taken)
 			switch {
@@ -100,7 +101,7 @@ func (c *consumer) taken() taken {
 	return taken{admitted: c.admitted.Load(), denied: c.denied.Load(), failed: c.failed.Load()}
 }
 
-// per is the counts since before, per second; of takes that failed, how many.
+// per returns the counts since before, per second. Failed takes are not divided by the time.
 func (t taken) per(before taken, d time.Duration) taken {
 	rate := func(n int64) int64 { return int64(float64(n)/d.Seconds() + 0.5) }
 	return taken{admitted: rate(t.admitted - before.admitted), denied: rate(t.denied - before.denied),

@@ -11,12 +11,12 @@ import (
 )
 
 const (
-	electTimeout = 5 * time.Second // for the leader to refill, before any other replica will do
+	electTimeout = 5 * time.Second // how long the playground waits for a leader that refills; then it accepts any replica
 	gapTimeout   = 10 * time.Second
 )
 
-// firstActive waits until the sample buckets exist, and returns the replica that refills them: in mode etcd the leader,
-// if there is one soon.
+// firstActive waits until the sample buckets exist, and returns the replica that refills them. In mode etcd that is the
+// leader, if there is one soon.
 func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	deadline, electedBy := time.Now().Add(readyTimeout), time.Now().Add(electTimeout)
 	s.reports = ask(ctx, s.replicas())
@@ -38,7 +38,7 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	}
 }
 
-// observe applies the reports of the replicas, and finds out which of them refilled since the previous reports.
+// observe applies the reports of the replicas, and determines which of them refilled since the previous reports.
 func (s *sampleScene) observe(reports []report) {
 	s.activity, s.reports = compare(s.reports, reports), reports
 	var active *replica
@@ -50,14 +50,14 @@ func (s *sampleScene) observe(reports []report) {
 	s.active.Store(active)
 }
 
-// elected reports whether the replica that refills is meant to: it leads, or there is no election.
+// elected reports whether the right replica refills: it leads, or there is no election.
 func (s *sampleScene) elected(r *replica) bool {
 	a := s.activity
 	return s.opts.Mode == config.ModeRace || a.leader != nil && a.leader.Identity == r.name && !a.racing
 }
 
-// follow times the refills. In race mode each bucket has a winner of its own, so all that are refilled every interval
-// are followed.
+// follow measures the times of refills. In race mode the winner differs from bucket to bucket, so follow reads all
+// buckets that are refilled every interval.
 func (s *sampleScene) follow(ctx context.Context) {
 	for ; ctx.Err() == nil; timing.Sleep(ctx.Done(), gapPoll) {
 		for _, f := range s.followed {
@@ -68,7 +68,8 @@ func (s *sampleScene) follow(ctx context.Context) {
 	}
 }
 
-// around is the longest gap of a followed bucket around an instant, once it is settled; 0 if one isn't known.
+// around returns the longest gap of a followed bucket around an instant, once the gaps of all are known. It returns 0
+// if one of them was missed.
 func (s *sampleScene) around(at int64) (gap time.Duration, settled bool) {
 	for _, f := range s.followed {
 		d, ok := f.around(at)
@@ -93,7 +94,7 @@ func (s *sampleScene) killActive(ctx context.Context) {
 		// The reading of a second must not combine a state before the kill with one after it.
 		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		if r := s.active.Load(); r != nil && ctx.Err() == nil {
-			if p := r.up(); p != nil { // it hasn't just ended by itself
+			if p := r.up(); p != nil { // unless it has just ended by itself
 				s.killed.Store(int64(p.pid))
 				p.kill()
 			}
@@ -120,7 +121,7 @@ func (s *sampleScene) measure(how string, counts bool) {
 	ctx, cancel := context.WithTimeout(context.Background(), gapTimeout)
 	defer cancel()
 	r, err := s.regions[0].peek(ctx, s.buckets()[0].Key)
-	// Another replica may have refilled already; one that did comes no less than half an interval after the last one.
+	// Another replica may have refilled already. The time between two refills is at least half an interval.
 	at := r.Now - (policy.DefaultInterval / 2).Microseconds()
 	for ; err == nil && ctx.Err() == nil && !s.stopping.Load(); timing.Sleep(ctx.Done(), pollEvery) {
 		gap, settled := s.around(at)

@@ -11,29 +11,30 @@ import (
 
 const (
 	inOrder = "in-order" // a bucket that serves takes in the order in which they come
-	divided = "divided"  // one that is divided among its flows
+	divided = "divided"  // a bucket that is divided among its flows
 
 	loudUser   = "loud"
 	loudWants  = 250 // tokens per second
 	quietUsers = 10
-	quietWants = 8  // tokens per second of each
+	quietWants = 8  // tokens per second that each of them wants
 	ofLate     = 5  // readings over which rates are averaged
-	barOf      = 20 // columns for all that a bucket gives
+	barOf      = 20 // columns for all tokens that a bucket gives
 )
 
-// flowBuckets are the buckets of the scene, as a configuration has them.
+// flowBuckets are the buckets of the scene, in the form of a configuration.
 const flowBuckets = `buckets:
   - {key: in-order, capacity: 100, rate: 100/s}
   - {key: divided, capacity: 100, rate: 100/s, flows: {}}
 `
 
-// flowScene is one loud user and ten quiet ones, who ask two buckets for the same, with flows and without.
+// flowScene has one loud user and ten quiet ones. They send the same requests to two buckets, one with flows and one
+// without.
 type flowScene struct {
 	*sampleScene
-	readings []gotBy // of late, the last one last
+	readings []gotBy // the recent readings, the last one at the end
 }
 
-// gotBy is what users got of the buckets since the start, in tokens.
+// gotBy has the tokens that users got from the buckets since the start.
 type gotBy struct {
 	elapsed     float64 // seconds
 	loud, quiet map[string]int64
@@ -44,7 +45,7 @@ func (s *flowScene) title() string {
 		quietUsers)
 }
 
-// demands are those of all users; the first bucket's come first.
+// demands returns the demands of all users, those for the first bucket first.
 func (s *flowScene) demands(int) (all []demand) {
 	for _, key := range []string{inOrder, divided} {
 		all = append(all, demand{key: key, tokens: 1, flow: loudUser, wanted: func() float64 { return loudWants }})
@@ -90,7 +91,8 @@ func (s *flowScene) refresh(ctx context.Context) {
 	}
 }
 
-// rates are what users got of a bucket of late, in tokens per second; that of all quiet ones together.
+// rates returns the recent rates at which users got tokens from a bucket, in tokens per second. The quiet users have a
+// common rate.
 func (s *flowScene) rates(key string) (loud, quiet float64) {
 	if len(s.readings) == 0 {
 		return 0, 0
@@ -112,19 +114,19 @@ func (s *flowScene) lines(mark style, width int) []string {
 		number("OF WHAT THEY ASK"), terminal.Column{Name: "LOUD ▒, QUIET █"})
 	for _, key := range []string{inOrder, divided} {
 		loud, quiet := s.rates(key)
-		all := max(s.buckets()[0].Policy.Rate.PerSecond(), loud+quiet) // more than the rate, while a full bucket lasts
+		all := max(s.buckets()[0].Policy.Rate.PerSecond(), loud+quiet) // above the rate while a full bucket lasts
 		t.Row(indent+key, fmt.Sprintf("%.0f/s", loud), fmt.Sprintf("%.1f/s", quiet/quietUsers), ofDemand(quiet),
 			bar("▒", loud/all)+bar("█", quiet/all))
 	}
 	return append(lines, tableLines(t, width)...)
 }
 
-// ofDemand is what part of what they ask for the quiet users got.
+// ofDemand returns which part of their demand the quiet users got.
 func ofDemand(quiet float64) string {
 	return fmt.Sprintf("%.0f %%", 100*quiet/(quietUsers*quietWants))
 }
 
-// bar draws a part of all that is given.
+// bar draws a part of all tokens that a bucket gives.
 func bar(with string, part float64) string {
 	return strings.Repeat(with, int(math.Round(barOf*part)))
 }

@@ -10,10 +10,10 @@ import (
 )
 
 const (
-	// gapPoll is the pause between two readings of a bucket. It is less than the time between two refills, which is half
-	// an interval at least, so that no refill is missed.
+	// gapPoll is the pause between two readings of a bucket. The time between two refills is at least half an interval.
+	// That is longer, so no refill is missed.
 	gapPoll = 15 * time.Millisecond
-	// keptRefills is how many refills of a bucket are remembered.
+	// keptRefills is the number of refills of a bucket that are remembered.
 	keptRefills = 300
 	// settledAfter is the number of refills after an event from which on its gap is known. The gap ends with the first or
 	// the second refill. The third is needed if the first is one that the killed replica had sent before.
@@ -24,7 +24,7 @@ const (
 type refilled struct {
 	version policy.Version
 	at      int64         // µs on the store's clock
-	gap     time.Duration // since the one before; 0 if that wasn't seen
+	gap     time.Duration // since the previous one; 0 if that was missed
 }
 
 // refills remembers the refills of one bucket. It is safe for concurrent use.
@@ -63,9 +63,9 @@ func (r *refills) longestGap() time.Duration {
 	return r.longest
 }
 
-// around returns the longest time between two refills near the instant at, in µs on the store's clock: of the refills
-// from the last one before it to the third one after it. settled reports whether the third one has come. The gap is 0
-// if a reading missed one of these refills.
+// around returns the longest time between two refills near the instant at, in µs on the store's clock. It compares the
+// refills from the last one before that instant to the third one after it. settled reports whether the third one has
+// come. The gap is 0 if a reading missed one of these refills.
 func (r *refills) around(at int64) (gap time.Duration, settled bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -95,8 +95,8 @@ func (g *gaps) add(d time.Duration) {
 	g.sorted = slices.Insert(g.sorted, i, d)
 }
 
-// String returns the median (of an even number the higher one), the longest gap and the number of kills. It is empty if
-// there are none.
+// String returns the median of the gaps, the longest gap and the number of kills. Of two gaps in the middle the median
+// is the longer one. It is empty if there are none.
 func (g *gaps) String() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -13,25 +13,25 @@ import (
 	"github.com/tokenrefill/refiller/internal/config"
 )
 
-// MinKillEvery is the shortest time between two kills: a killed replica has to come back and settle.
+// MinKillEvery is the shortest time between two kills. A killed replica needs it to start again and to settle.
 const MinKillEvery = 3 * time.Second
 
 // ErrOptions is returned for options that can't be used.
 var ErrOptions = errors.New("dev: bad options")
 
-// Options says what to run and how to show it.
+// Options are the options of a run.
 type Options struct {
-	// Program is the refiller executable; "run" makes it a replica.
+	// Program is the refiller executable. With the argument "run" it is a replica.
 	Program string
 	// GoRun reports that Program was started by go run. Then the commands that people are asked to type use go run, too.
 	GoRun bool
-	// Environ is the environment as "NAME=value", which replicas get but for what Run decides itself.
+	// Environ is the environment as "NAME=value". Replicas get it, except the variables that Run sets itself.
 	Environ []string
-	// Duration ends the run; 0 means that only the context does.
+	// Duration is the length of the run; 0 means that only the context ends it.
 	Duration time.Duration
-	// Out is what people read.
+	// Out is where the output for people goes.
 	Out io.Writer
-	// Screen is what Out is: on a terminal the status is rewritten in place.
+	// Screen describes Out. On a terminal the status is rewritten in place.
 	Screen terminal.Screen
 
 	// Mode of the election.
@@ -40,22 +40,24 @@ type Options struct {
 	Redis string
 	// Etcd are the endpoints of etcd; none means an embedded one, if Mode needs it.
 	Etcd []string
-	// KillEvery is how often the replica that refills is killed, MinKillEvery or more; 0 means never.
+	// KillEvery is the time between two kills of the replica that refills, MinKillEvery or more; 0 means that none is
+	// killed.
 	KillEvery time.Duration
 
 	// Flows shows a loud user and quiet ones instead of the sample buckets.
 	Flows bool
 
-	// Regions by name, two or more, that share a pool; nil for one store with sample buckets. Mode, Redis, Etcd and
-	// KillEvery are for the latter, what follows for regions.
+	// Regions are the names of two or more regions that share a pool; nil for one store with sample buckets. Mode, Redis,
+	// Etcd and KillEvery are for one store, and the fields below for regions.
 	Regions []string
 	// Cut is the region to cut off from etcd; empty for none.
 	Cut string
-	// CutAfter is how long after the start Cut is cut off, and CutFor for how long; 0 means for good.
+	// CutAfter is the time from the start until Cut is cut off. CutFor is the length of the cut; 0 means that it doesn't
+	// end.
 	CutAfter, CutFor time.Duration
 }
 
-// program is how people start one of the programs.
+// program returns the command with which people start one of the programs.
 func (o Options) program(name string) string {
 	if o.GoRun {
 		return "go run ./cmd/" + name
@@ -63,7 +65,7 @@ func (o Options) program(name string) string {
 	return name
 }
 
-// Validate reports what is wrong with the options, as ErrOptions.
+// Validate reports errors in the options, as ErrOptions.
 func (o Options) Validate() error {
 	switch {
 	case o.Program == "":
@@ -100,7 +102,7 @@ func bad(format string, args ...any) error {
 	return fmt.Errorf("%w: %s", ErrOptions, fmt.Sprintf(format, args...))
 }
 
-// validateRegion has the configuration judge the addresses, or the region's name.
+// validateRegion checks the addresses, or the region's name, by reading a configuration with them.
 func (o Options) validateRegion(name string) error {
 	etcd := o.Etcd
 	if len(etcd) == 0 {
@@ -122,7 +124,7 @@ func (o Options) validateRegion(name string) error {
 	return bad("--regions: %s", problems[0].Msg)
 }
 
-// names are those of the regions: a single one has none.
+// names returns the names of the regions. A single region has an empty name.
 func (o Options) names() []string {
 	if o.Regions == nil {
 		return []string{""}

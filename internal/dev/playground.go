@@ -18,17 +18,17 @@ const (
 	electionTTL  = 2 * time.Second
 	showEvery    = time.Second
 	callTimeout  = 2 * time.Second
-	reachTimeout = 5 * time.Second // for a given server to answer
+	reachTimeout = 5 * time.Second // for a given server until it answers
 )
 
 // errEnough ends a run after its duration.
 var errEnough = errors.New("dev: the duration is over")
 
-// scene is what a playground shows: one region whose leader is killed, users of two buckets, or regions that share a
-// pool.
+// scene defines what a playground shows: one region whose leader is killed, users of two buckets, or regions that share
+// a pool.
 type scene interface {
 	title() string
-	// begin waits until there is something to see. The texts say what it is, and which commands to try.
+	// begin waits until there is something to show. The texts describe it, and list commands to try.
 	begin(ctx context.Context) (about, try []string, err error)
 	// demands returns what a region's consumer asks for, the watched bucket first.
 	demands(region int) []demand
@@ -55,8 +55,8 @@ type playground struct {
 	regions  []*region
 	closers  []func()
 	ready    chan struct{} // one for each replica that got ready for the first time
-	started  time.Time     // of the consumers
-	elapsed  time.Duration // since then, when they were last counted
+	started  time.Time     // when the consumers started
+	elapsed  time.Duration // from started to the last count
 	stopping atomic.Bool
 	tasks    sync.WaitGroup // end soon after stopping
 }
@@ -125,7 +125,7 @@ func (p *playground) run(ctx context.Context) error {
 	return err
 }
 
-// watch waits until the replicas do what the scene is about, and then runs everything else until ctx ends.
+// watch waits until the scene can begin, and then runs everything else until ctx ends.
 func (p *playground) watch(ctx context.Context) error {
 	for range p.replicas() {
 		select {
@@ -161,7 +161,7 @@ func (p *playground) watch(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// introduction is what people read once everything runs, on a terminal with so many columns.
+// introduction returns the text that is shown once everything runs, for a terminal with so many columns.
 func (p *playground) introduction(about, try []string, s style, width int) []string {
 	origin := map[bool]string{true: "embedded", false: "yours"}
 	t := terminal.NewTable(terminal.Column{}, terminal.Column{}, terminal.Column{Text: true})
@@ -197,8 +197,8 @@ func (p *playground) show(ctx context.Context) {
 	}
 }
 
-// count adds up the results of the consumers' takes. It reads the time after that, so that a bound is computed for no
-// less time than they took.
+// count adds up the results of the consumers' takes. It reads the time afterwards, so that a bound is computed for at
+// least the time in which they were made.
 func (p *playground) count() {
 	last := p.elapsed
 	for _, r := range p.regions {
@@ -216,12 +216,12 @@ func (p *playground) replicas() (all []*replica) {
 	return all
 }
 
-// say reports an event, unless everything stops.
+// say shows an event, unless the run is about to end.
 func (p *playground) say(line string) {
 	if !p.stopping.Load() {
 		p.screen.println(line)
 	}
 }
 
-// atEnd calls f at the end of the run, after everything that is opened later was closed.
+// atEnd makes the run call f at its end, after everything that is opened later was closed.
 func (p *playground) atEnd(f func()) { p.closers = append(p.closers, f) }

@@ -17,18 +17,18 @@ import (
 const (
 	sharedPool  = "payments"       // the pool's name
 	sharedRate  = 1000             // tokens per second of all regions
-	sharedStock = 3000             // tokens that all regions' buckets hold
-	busy, calm  = 900, 150         // tokens per second that consumers of a region want, in turn
-	shiftEvery  = 15 * time.Second // when another region's consumers are busy
+	sharedStock = 3000             // capacity of all regions' buckets together
+	busy, calm  = 900, 150         // tokens per second that the consumers of a region want when busy and otherwise
+	shiftEvery  = 15 * time.Second // after this time another region's consumers are busy
 	maxRegions  = 6
 )
 
-// poolScene is several regions that share a pool, while demand moves from one to the next and, if it is asked for, one
-// is cut off.
+// poolScene has several regions that share a pool, while demand moves from one region to the next. If the options say
+// so, one region is cut off.
 type poolScene struct {
 	*playground
 	busy        atomic.Int64 // the region whose consumers are busy
-	coordinator string       // as last read; empty if none is known
+	coordinator string       // at the last reading; empty if none is known
 }
 
 func (s *poolScene) title() string {
@@ -40,7 +40,7 @@ func (s *poolScene) demands(region int) []demand {
 	return []demand{{key: sharedPool, tokens: 3, wanted: func() float64 { return s.wanted(region) }}}
 }
 
-// wanted is how many tokens per second the consumers of a region want.
+// wanted returns how many tokens per second the consumers of a region want.
 func (s *poolScene) wanted(region int) float64 {
 	if s.busy.Load() == int64(region) {
 		return busy
@@ -76,12 +76,12 @@ func (s *poolScene) acts() []func(context.Context) {
 
 func (s *poolScene) ended(r *replica, _ int, how string) { s.say(r.name + " ended: " + how) }
 
-// report writes an event with its time.
+// report shows an event with its time.
 func (s *poolScene) report(style func(string) string, format string, args ...any) {
 	s.say(style(seconds(time.Since(s.started)) + "  " + fmt.Sprintf(format, args...)))
 }
 
-// shift has the consumers of one region after the other be busy.
+// shift makes the consumers of one region after the other busy.
 func (s *poolScene) shift(ctx context.Context) {
 	for turn := 0; ctx.Err() == nil; turn++ {
 		i := turn % len(s.regions)
@@ -91,7 +91,7 @@ func (s *poolScene) shift(ctx context.Context) {
 	}
 }
 
-// cut cuts a region off from etcd, and heals that.
+// cut cuts a region off from etcd, and connects it again.
 func (s *poolScene) cut(ctx context.Context) {
 	r := s.regions[slices.Index(s.opts.Regions, s.opts.Cut)]
 	timing.Sleep(ctx.Done(), s.opts.CutAfter)
@@ -118,7 +118,7 @@ func (s *poolScene) cut(ctx context.Context) {
 	s.report(s.screen.style.green, "%s is connected again", r.name)
 }
 
-// share is what a region's store says of its share.
+// share is a region's share, as its store has it.
 type share struct {
 	rate   float64       // tokens per second in force
 	left   time.Duration // of its grant; 0: it has its floor
@@ -147,13 +147,13 @@ func (s *poolScene) refresh(ctx context.Context) {
 	}
 }
 
-// bound is the most that all regions may have admitted: what the buckets held, what fell due, and what full buckets
-// were credited for the time before they were first taken from.
+// bound returns the largest number of tokens that all regions may have admitted. It is the sum of the tokens that the
+// buckets held, of those that fell due, and of those that full buckets got for the time before the first take.
 func (s *poolScene) bound() int64 {
 	return sharedStock + int64(math.Ceil(sharedRate*(s.elapsed+policy.DefaultInterval).Seconds()))
 }
 
-// askCoordinator is who coordinates, as any replica says; empty if none knows.
+// askCoordinator asks the replicas for the coordinator. It returns "" if none of them knows it.
 func (s *poolScene) askCoordinator(ctx context.Context) string {
 	for _, r := range s.regions {
 		if r.isCut.Load() {
@@ -168,7 +168,7 @@ func (s *poolScene) askCoordinator(ctx context.Context) string {
 	return ""
 }
 
-// held is what was admitted, held against the bound.
+// held compares the admitted tokens with the bound.
 func (s *poolScene) held(where string) string {
 	admitted := int64(0)
 	for _, r := range s.regions {

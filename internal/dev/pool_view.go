@@ -9,10 +9,10 @@ import (
 
 const (
 	barWidth = 20  // characters for the whole rate
-	wide     = 105 // columns from which on a bar and the remarks about its region are beside each other
+	wide     = 105 // from so many columns on, a bar and the remarks about its region are on one line
 )
 
-// state is what is special about a region.
+// state returns remarks about the state of a region.
 func (r *region) state() string {
 	cut := r.isCut.Load()
 	switch {

@@ -4,5 +4,5 @@ package dev
 
 import "syscall"
 
-// ownedProcess gives a replica its own process group, so that Ctrl-C reaches this program alone.
+// ownedProcess gives a replica its own process group, so that Ctrl-C reaches only this program.
 func ownedProcess() *syscall.SysProcAttr { return &syscall.SysProcAttr{Setpgid: true} }

@@ -23,17 +23,17 @@ import (
 
 const (
 	alone     = 3                     // replicas of a single region
-	perRegion = 2                     // replicas of each of several
-	oneWay    = 20 * time.Millisecond // from one of several regions to etcd, give or take a quarter
+	perRegion = 2                     // replicas of each region if there are several
+	oneWay    = 20 * time.Millisecond // delay from one of several regions to etcd, varied by up to a quarter
 )
 
-// These ports are used by a single region if they are free. The playground that listens on guardPort may prefer them.
-// Another playground on this machine avoids them, even while one of the first one's processes is about to listen.
+// A single region uses these ports if they are free. Only the playground that listens on guardPort does so. Another
+// playground on this machine avoids them, even while a process of the first one is about to listen.
 const (
 	redisPort = 16379
 	etcdPort  = 12379
 	guardPort = 19089
-	adminPort = 19090 // of the first replica; the others follow
+	adminPort = 19090 // of the first replica; the other replicas have the next ports
 )
 
 // ErrForeignKey is returned when a key of the given store that a sample bucket needs belongs to another program.
@@ -44,12 +44,12 @@ type region struct {
 	name     string // empty if there is only one
 	cfg      config.Config
 	store    redis.UniversalClient
-	etcd     *faultproxy.Proxy // its way to etcd; nil if that can't be cut
+	etcd     *faultproxy.Proxy // its connections to etcd; nil if they can't be cut
 	isCut    atomic.Bool
 	replicas []*replica
 	consumer *consumer
-	total    taken // of the watched bucket, as last counted
-	lately   taken // per second, since the count before
+	total    taken // of the watched bucket, at the last count
+	lately   taken // per second, since the previous count
 	share    share // of the pool, as last read
 }
 
@@ -64,7 +64,7 @@ func (p *playground) open(ctx context.Context) error {
 	port := func(int) int { return 0 }
 	if p.opts.Regions == nil {
 		if ln, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(guardPort))); err == nil {
-			p.atEnd(func() { _ = ln.Close() }) // there was never a connection
+			p.atEnd(func() { _ = ln.Close() }) // it never has a connection
 			port = func(known int) int { return known }
 		}
 	}
@@ -103,7 +103,7 @@ func (p *playground) open(ctx context.Context) error {
 	return nil
 }
 
-// hint says what to do without an embedded server.
+// hint returns advice for programs without an embedded server.
 func (p *playground) hint(err error, flag string) error {
 	switch {
 	case p.opts.Regions != nil:
@@ -114,7 +114,7 @@ func (p *playground) hint(err error, flag string) error {
 	return err
 }
 
-// newRegion makes a region; one of several has a slow way to etcd that can be cut.
+// newRegion makes a region. If there are several, its connections to etcd are slow and can be cut.
 func (p *playground) newRegion(name, store string, etcd []string, port func(int) int) (r *region, err error) {
 	r = &region{name: name}
 	prefix, count := "replica-", alone
@@ -148,7 +148,7 @@ func (p *playground) newRegion(name, store string, etcd []string, port func(int)
 	return r, nil
 }
 
-// check asks whether the servers answer and the buckets have their keys to themselves.
+// check checks that the servers answer, and that no other program uses the keys of the buckets.
 func (r *region) check(ctx context.Context, givenEtcd bool) error {
 	ctx, cancel := context.WithTimeout(ctx, reachTimeout)
 	defer cancel()
@@ -170,7 +170,7 @@ func (r *region) check(ctx context.Context, givenEtcd bool) error {
 	if err != nil {
 		return fmt.Errorf("dev: %w", err)
 	}
-	defer func() { _ = client.Close() }() // it has answered or not
+	defer func() { _ = client.Close() }() // the request has ended by now
 	if _, err := client.Get(ctx, e.Prefix+"/lead/"); err != nil {
 		return fmt.Errorf("dev: etcd %s doesn't answer: %w", strings.Join(e.Endpoints, ","), err)
 	}

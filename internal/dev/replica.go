@@ -33,19 +33,19 @@ const (
 type replica struct {
 	*playground
 	name    string
-	port    int                        // of its admin server, if free
+	port    int                        // preferred port of its admin server
 	redis   string                     // URL of its store
 	config  func(listen string) string // the content of its configuration file
-	process atomic.Pointer[process]    // the latest that was ready; nil before
+	process atomic.Pointer[process]    // the latest process that was ready; nil before the first
 }
 
-// process is one life of a replica.
+// process is a process of a replica, from its start to its end.
 type process struct {
 	addr   string // of its admin server
 	pid    int
 	kill   func()
 	exited chan struct{}
-	how    string // it exited
+	how    string // how it exited
 }
 
 // run keeps the replica running until ctx ends, and returns when its process has ended. It gives up when the replica
@@ -89,7 +89,7 @@ func (r *replica) run(ctx context.Context) error {
 
 func (r *replica) logPath() string { return filepath.Join(r.dir, r.name+".log") }
 
-// start starts a process, which is asked to stop when ctx ends.
+// start starts a process. When ctx ends, the process gets SIGTERM.
 func (r *replica) start(ctx context.Context) (*process, error) {
 	addr, err := devserver.FreeAddr(r.port)
 	if err != nil {
@@ -117,8 +117,8 @@ func (r *replica) start(ctx context.Context) (*process, error) {
 		return nil, errors.Join(fmt.Errorf("dev: start %s: %w", r.name, err), log.Close())
 	}
 	p := &process{addr: addr, pid: cmd.Process.Pid, exited: make(chan struct{})}
-	p.kill = func() { _ = cmd.Process.Kill() } // it may have ended by itself
-	go func() {                                // ends with the process, which run waits for
+	p.kill = func() { _ = cmd.Process.Kill() } // it may have ended already
+	go func() {                                // ends with the process, for which run waits
 		copyLog(log, output, func(message string) { r.say(r.screen.style.yellow(r.name + ": " + message)) })
 		_ = cmd.Wait() // its result is in ProcessState
 		_ = log.Close()
@@ -128,7 +128,7 @@ func (r *replica) start(ctx context.Context) (*process, error) {
 	return p, nil
 }
 
-// awaitReady waits until a process is ready; false if it ends or doesn't get ready in time.
+// awaitReady waits until a process is ready. It returns false if the process ends or isn't ready in time.
 func (r *replica) awaitReady(ctx context.Context, p *process) bool {
 	ctx, cancel := context.WithTimeout(ctx, readyTimeout)
 	defer cancel()
@@ -146,7 +146,7 @@ func (r *replica) awaitReady(ctx context.Context, p *process) bool {
 	}
 }
 
-// up is the latest process if it runs, otherwise nil.
+// up returns the latest process if it runs, otherwise nil.
 func (r *replica) up() *process {
 	p := r.process.Load()
 	if p != nil {
@@ -159,14 +159,14 @@ func (r *replica) up() *process {
 	return p
 }
 
-// url and pid are of the latest process. The replica was ready once.
+// url and pid return values of the latest process. The replica must have been ready once.
 func (r *replica) url() string { return "http://" + r.process.Load().addr }
 func (r *replica) pid() int    { return r.process.Load().pid }
 
-// admins talks to the replicas' admin servers, which come and go.
+// admins is the client for the replicas' admin servers, which start and end at any time.
 var admins = &http.Client{Timeout: 2 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 
-// get asks the admin server, and reads the answer's JSON into into unless that is nil.
+// get sends a request to the admin server. It decodes the JSON of the answer into into, unless that is nil.
 func (p *process) get(ctx context.Context, path string, into any) error {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+p.addr+path, nil)
 	if err != nil {
@@ -186,11 +186,11 @@ func (p *process) get(ctx context.Context, path string, into any) error {
 	return json.NewDecoder(res.Body).Decode(into)
 }
 
-// copyLog copies a log until it ends, and calls warn for the warnings and errors in it.
+// copyLog copies a log until its end, and calls warn for each warning and error.
 func copyLog(to io.Writer, from io.Reader, warn func(message string)) {
 	for lines := bufio.NewReader(from); ; {
 		line, err := lines.ReadString('\n')
-		_, _ = io.WriteString(to, line) // it is of help, no more
+		_, _ = io.WriteString(to, line) // the copy only helps people, so an error is ignored
 		for _, level := range []string{"[WARN]", "[ERROR]"} {
 			if _, message, ok := strings.Cut(line, level); ok {
 				warn(strings.ToLower(strings.Trim(level, "[]")) + ": " +
@@ -204,7 +204,7 @@ func copyLog(to io.Writer, from io.Reader, warn func(message string)) {
 	}
 }
 
-// tail is the end of a log.
+// tail returns the end of a log.
 func tail(path string) string {
 	b, err := os.ReadFile(path)
 	if err != nil {

@@ -14,25 +14,26 @@ import (
 )
 
 const (
-	// watched is the sample bucket whose admissions are held against the bound; the first of samples.
+	// watched is the sample bucket whose admitted tokens are compared with the bound. It is the first of samples.
 	watched = "checkout"
-	// anyUser is a bucket of the sample template, which makes one of every such name.
+	// anyUser is a bucket of the sample template. Every such name is a bucket.
 	anyUser = "user:42"
 )
 
-// sampleDemands ask for 600 tokens/s of checkout, 20 % more than it gives, and a little of others so that they move.
+// sampleDemands ask for 600 tokens/s of checkout, 20 % more than it gives, and for a little of other buckets, so that
+// their numbers change.
 var sampleDemands = []demand{
 	{key: watched, tokens: 3, wanted: func() float64 { return 600 }},
 	{key: "llm-tokens", tokens: 2500, wanted: func() float64 { return 1250 }},
 	{key: "digest", tokens: 1, wanted: func() float64 { return 0.7 }},
 }
 
-// sampleScene is one region with sample buckets and, if it is asked for, kills of the replica that refills.
+// sampleScene has one region with sample buckets. If the options say so, it kills the replica that refills.
 type sampleScene struct {
 	*playground
-	followed []*refills // of the watched bucket first
+	followed []*refills // the first one is of the watched bucket
 	gaps     gaps
-	active   atomic.Pointer[replica] // made the most refills before the last reading; nil if there were none
+	active   atomic.Pointer[replica] // the replica with the most refills before the last reading; nil if there were none
 	killed   atomic.Int64            // the process that the playground killed last
 
 	// Results of the last reading:
@@ -40,10 +41,10 @@ type sampleScene struct {
 	activity activity
 	levels   []level
 	index    int64 // of the watched bucket
-	store    error // why the store isn't known
+	store    error // why the store could not be read
 }
 
-// level is what a bucket holds.
+// level is the fill of a bucket.
 type level struct {
 	key              string
 	tokens, capacity int64
@@ -71,7 +72,7 @@ func (s *sampleScene) begin(ctx context.Context) (about, try []string, err error
 	return s.about(s.screen.width()), s.try(active), nil
 }
 
-// about are the buckets.
+// about returns a description of the buckets.
 func (s *sampleScene) about(width int) []string {
 	t := terminal.NewTable(terminal.Column{Name: "  BUCKET", Text: true}, number("CAPACITY"),
 		terminal.Column{Name: "REFILL", Text: true}, number("DEMAND"))
@@ -91,7 +92,7 @@ func (s *sampleScene) about(width int) []string {
 	return lines
 }
 
-// try are commands for a second terminal; the replica to kill is the one that refills.
+// try returns commands for a second terminal. The replica to kill is the one that refills.
 func (s *sampleScene) try(victim *replica) []string {
 	to, dim := " --redis "+s.regions[0].cfg.Redis.String(), s.screen.style.dim
 	take := "  " + s.opts.program("consumer") + " take "
@@ -106,7 +107,7 @@ func (s *sampleScene) try(victim *replica) []string {
 	}
 }
 
-// schedule says when a bucket gets how many tokens.
+// schedule returns in words when a bucket gets how many tokens.
 func schedule(p policy.Policy) string {
 	switch steps := p.Steps.(type) {
 	case nil:
@@ -147,7 +148,7 @@ func (s *sampleScene) summary() string {
 	return s.held(s.screen.style)
 }
 
-// bound is the most tokens that a bucket which is refilled with such gaps can admit within elapsed.
+// bound returns the largest number of tokens that a bucket can admit within elapsed if it is refilled with such gaps.
 func bound(p policy.Policy, elapsed, gap time.Duration) int64 {
 	return p.Capacity + p.Rate.Over(elapsed) + 1 + p.Rate.Over(max(gap, p.Interval))
 }

@@ -46,7 +46,7 @@ func (t taken) failures() string {
 	return fmt.Sprintf(", %d unanswered", t.failed)
 }
 
-// held is what was admitted, held against the bound.
+// held compares the admitted tokens with the bound.
 func (s *sampleScene) held(mark style) string {
 	admitted := s.regions[0].total.admitted
 	bound := bound(s.buckets()[0].Policy, s.elapsed, s.followed[0].longestGap())
@@ -57,7 +57,7 @@ func (s *sampleScene) held(mark style) string {
 	return text
 }
 
-// color is red for an empty bucket and green for a full one.
+// color returns red for an empty bucket and green for a full one.
 func (l level) color() string {
 	switch {
 	case l.tokens >= l.capacity:

@@ -13,11 +13,11 @@ import (
 // plainEvery is how often the status is printed where it can't be rewritten.
 const plainEvery = 5 * time.Second
 
-// screen is what people see: lines that stay, and on a terminal a status below them that is rewritten in place. It is
-// safe for concurrent use.
+// screen is the output for people. It has lines that stay and, on a terminal, a status below them that is rewritten in
+// place. It is safe for concurrent use.
 type screen struct {
 	out      io.Writer
-	rewrites bool       // the status is written over
+	rewrites bool       // the status is overwritten
 	width    func() int // columns; 0: no limit
 	style    style
 	failed   func(error) // called when the output has no reader any more
@@ -31,21 +31,21 @@ func newScreen(out io.Writer, s terminal.Screen, failed func(error)) *screen {
 	return &screen{out: out, rewrites: s.Rewrites(), width: s.Width, style: style(s.Colors()), failed: failed}
 }
 
-// Autowrap is off while the status is written: a terminal that became narrower since shows no line on two rows, which
-// moving the cursor up would miss.
+// Autowrap is off while the status is written. Otherwise a terminal that became narrower would show a line on two rows,
+// and moving the cursor up would miss one of them.
 const (
 	wrapOff = "\x1b[?7l"
 	wrapOn  = "\x1b[?7h"
 )
 
-// println writes a line, or several, that stay.
+// println writes one or more lines that stay.
 func (s *screen) println(lines ...string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.write(s.erase() + strings.Join(lines, "\n") + "\n" + s.draw())
 }
 
-// show puts up a status: on a terminal the lines, elsewhere the short form from time to time.
+// show shows a status. On a terminal it writes the lines, elsewhere the short form from time to time.
 func (s *screen) show(now time.Time, lines []string, short string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -61,7 +61,7 @@ func (s *screen) show(now time.Time, lines []string, short string) {
 	s.write(erase + s.draw())
 }
 
-// clear takes the status away for good.
+// clear removes the status. It is not shown again.
 func (s *screen) clear() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *screen) write(text string) {
 	}
 }
 
-// style marks words, or not.
+// style marks words with colours if it is true.
 type style bool
 
 func (s style) bold(text string) string   { return s.mark("1", text) }

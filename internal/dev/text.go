@@ -9,17 +9,17 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// indent begins the lines that follow the first one of a view.
+// indent is the beginning of all lines of a view except the first.
 const indent = "       "
 
-// tableLines are the lines of a table.
+// tableLines returns the lines of a table.
 func tableLines(t *terminal.Table, width int) []string {
 	var b strings.Builder
 	_ = t.Write(&b, width) // a strings.Builder doesn't fail
 	return strings.Split(strings.TrimSuffix(b.String(), "\n"), "\n")
 }
 
-// number is a column of numbers.
+// number returns a column of numbers.
 func number(name string) terminal.Column { return terminal.Column{Name: name, Right: true} }
 
 func millis(d time.Duration) string {
@@ -28,7 +28,7 @@ func millis(d time.Duration) string {
 
 func perSecond(n int64) string { return strconv.FormatInt(n, 10) + "/s" }
 
-// seconds is a time since the start, such as 12s or 3m05s.
+// seconds formats a time since the start, such as 12s or 3m05s.
 func seconds(d time.Duration) string {
 	s := int(d.Round(time.Second).Seconds())
 	if s < 60 {
@@ -37,7 +37,7 @@ func seconds(d time.Duration) string {
 	return fmt.Sprintf("%dm%02ds", s/60, s%60)
 }
 
-// thousands is a number in groups of three digits.
+// thousands formats a number in groups of three digits.
 func thousands(n int64) string {
 	text := strconv.FormatInt(n, 10)
 	for i := len(text) - 3; i > 0 && text[i-1] != '-'; i -= 3 {

@@ -12,13 +12,13 @@ import (
 const (
 	shortestHalfLife = 2 * time.Second
 	longestHalfLife  = 10 * time.Minute
-	// intervalsOfHalfLife is how many refill intervals a half-life has at least, and tokensOfHalfLife how many tokens each
-	// flow could take in it.
+	// intervalsOfHalfLife is the least number of refill intervals in a half-life. tokensOfHalfLife is the number of tokens
+	// that each flow could take in a half-life.
 	intervalsOfHalfLife = 10
 	tokensOfHalfLife    = 5
 )
 
-// halfLife returns the time in which what was observed loses half of its weight.
+// halfLife returns the time in which an observation loses half of its weight.
 func halfLife(flows int, b Bucket) time.Duration {
 	each := longestHalfLife
 	if s := tokensOfHalfLife * float64(flows) / b.Rate; s < longestHalfLife.Seconds() {
@@ -27,12 +27,14 @@ func halfLife(flows int, b Bucket) time.Duration {
 	return max(shortestHalfLife, intervalsOfHalfLife*b.Interval, each)
 }
 
-// hidden is how much more a flow wants than it asked for, as a factor, if some of that was denied: its clients remember
-// denials, and ask for nothing meanwhile. Otherwise a flow that gets less than its part would be taken to want no more.
+// hidden is the factor by which a flow wants more tokens than it asked for, if some of these were denied. Its clients
+// remember denials, and ask for nothing meanwhile. Without the factor, the demand of a flow that gets less than its
+// part would appear to be no higher than that.
 const hidden = 1.25
 
-// Observe reports what the flows asked for, and what of it was denied, in a time above 0. The time ended at an instant,
-// in µs of the server's clock. If it began after the last observation ended, the time between was missed.
+// Observe records how many tokens the flows asked for, and how many of these were denied, in a time above 0. The time
+// ended at the instant at, in µs of the server's clock. If it began after the last observation ended, the time between
+// was missed.
 func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	covered := time.Duration(use.Covered) * time.Microsecond
 	fresh := 1 - p.kept(use.Covered, b)
@@ -65,8 +67,8 @@ func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	}
 }
 
-// Missed reports that another replica, or none, read what was asked for until an instant. What was observed before
-// loses weight, as it does when something is observed. An instant before the last one costs no weight.
+// Missed records that this planner doesn't know the demand until an instant, because another replica or none read it.
+// Earlier observations lose weight, as they do with a new observation. An instant before the last one costs no weight.
 func (p *Planner) Missed(until int64, b Bucket) {
 	p.weigh(p.kept(until-p.until, b))
 	p.until = until
@@ -77,7 +79,7 @@ func (p *Planner) kept(time int64, b Bucket) float64 {
 	return math.Exp2(-float64(max(0, time)) / float64(halfLife(len(p.known), b).Microseconds()))
 }
 
-// weigh has all that was observed count for a part of what it did.
+// weigh reduces the weight of all observations to a part of it.
 func (p *Planner) weigh(part float64) {
 	p.seen *= part
 	for _, t := range p.teams {
@@ -89,11 +91,11 @@ func (p *Planner) weigh(part float64) {
 	}
 }
 
-// forgotten is the part of the level below which the demand of a flow is forgotten once it asks for nothing.
+// forgotten is the part of the level below which the demand of a flow is dropped once the flow asks for nothing.
 const forgotten = 0.01
 
-// forget drops the flows that ask for least, so that not too many names remain. What they ask for counts for their
-// teams. As many teams without flows may remain.
+// forget drops the flows that ask for the fewest tokens, so that not too many names remain. Their demand then counts
+// for their teams. As many teams without flows may remain.
 func (p *Planner) forget() {
 	for _, t := range p.teams {
 		least := forgotten * t.level * p.seen
@@ -113,7 +115,7 @@ func (p *Planner) forget() {
 	p.dropTeams()
 }
 
-// drop drops the flows of a team that are to go.
+// drop drops the flows of a team for which goes returns true.
 func (t *team) drop(p *Planner, goes func(*member) bool) {
 	t.members = slices.DeleteFunc(t.members, func(m *member) bool {
 		if m.team != nil || !goes(m) {
@@ -129,7 +131,7 @@ func (t *team) drop(p *Planner, goes func(*member) bool) {
 }
 
 // dropTeams drops the teams without members that ask for next to nothing. If too many remain, it drops those that ask
-// for least.
+// for the fewest tokens.
 func (p *Planner) dropTeams() {
 	empty := make([]*team, 0)
 	for _, t := range p.teams {

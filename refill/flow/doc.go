@@ -1,7 +1,8 @@
-// Package flow decides how a bucket is divided among its flows.
+// Package flow decides how a bucket is divided among its flows. It takes no tokens: the scripts in package lua do,
+// according to the plan.
 //
-// A [Planner] belongs to one bucket. Its owner reports what each flow asked for ([Planner.Observe]), and gets the next
-// plan ([Planner.Plan]), which it writes with the bucket's next refill. The planner does three things:
+// A [Planner] belongs to one bucket. Its owner reports how many tokens each flow asked for ([Planner.Observe]). It gets
+// the next plan ([Planner.Plan]), and writes it with the bucket's next refill. The planner does three things:
 //
 //   - Demand: what a flow asked for per second, smoothed. A successor that has seen little divides by the weight of
 //     what it has seen, so that it takes the first demand as steady.

@@ -7,16 +7,16 @@ import (
 )
 
 const (
-	// listedFrom is the part of a flow's right from which on its demand lists it.
+	// listedFrom is a part of a flow's right. A flow is listed if its demand exceeds that part.
 	listedFrom = 0.5
-	// periodsOfListed is in how many periods a flow, or a team, asked for something before the plan has it. Names that are
-	// made up for one take would otherwise fill the plan.
+	// periodsOfListed is the number of periods in which a flow, or a team, must have asked for tokens before the plan
+	// lists it. Otherwise names that are invented for one take would fill the plan.
 	periodsOfListed = 2
-	// leastRest is the part of a team that its unlisted flows have at least together.
+	// leastRest is the least part of a team's rate that its unlisted flows have together.
 	leastRest = 0.01
 )
 
-// sum returns what all members ask for, and sets the demands of the teams among them.
+// sum returns the demand of all members together, and sets the demands of the teams among them.
 func (t *team) sum() float64 {
 	sum := t.unnamed
 	for _, m := range t.members {
@@ -28,8 +28,9 @@ func (t *team) sum() float64 {
 	return sum
 }
 
-// share divides a rate at a level among the members, which ask for demand together. It lists those that ask for more
-// than half of their part, or of unlisted: so many tokens per second an unlisted flow gets, whatever its weight.
+// share divides a rate at a level among the members. demand is what they ask for together. unlisted is the number of
+// tokens per second that an unlisted flow gets, whatever its weight. share lists the members that ask for more than
+// half of their part or of unlisted, whichever is less.
 func (t *team) share(rate, level, demand, unlisted float64) {
 	t.level = level
 	left := rate
@@ -49,12 +50,13 @@ func (t *team) share(rate, level, demand, unlisted float64) {
 	}
 }
 
-// unitsOfRate is the number of units into which a rate is divided: many, so that the slowest buckets are divided
-// exactly, too.
+// unitsOfRate is the number of units into which a rate is divided. It is high, so that even the slowest buckets are
+// divided exactly.
 const unitsOfRate = 1 << 40
 
-// levelAt returns the level at which the demands add up to a rate. The largest one for its weight counts as unlimited.
-// Flows counted together ask for less than their part, so they are served first, but get no more than half.
+// levelAt returns the level at which the demands add up to a rate. The demand that is largest in proportion to its
+// weight counts as unlimited. The flows that are counted together ask for less than their part. So they are served
+// first, but get no more than half of the rate.
 func (t *team) levelAt(rate float64) float64 {
 	bounds := make([]policy.Bounds, 0, len(t.members)+1)
 	largest := -1
@@ -70,7 +72,7 @@ func (t *team) levelAt(rate float64) float64 {
 	bounds[largest].Most = unitsOfRate
 	bounds = append(bounds, policy.Bounds{Weight: policy.MaxWeight, Most: units(min(t.unnamed, rate/2), rate)})
 	num, den, reached := policy.Level(unitsOfRate, bounds)
-	if !reached { // no other flow asks for anything
+	if !reached { // no other flow has a demand
 		return rate / float64(t.members[largest].weight)
 	}
 	return float64(num) / float64(den) / unitsOfRate * rate

@@ -13,30 +13,31 @@ type member struct {
 	demand float64 // tokens per second
 	listed bool    // it asks for more than half of its part
 	team   *team   // nil for a flow
-	in     *team   // to which it belongs
+	in     *team   // the team to which it belongs
 
 	// Of a flow.
-	asked   float64 // what it asked for, tokens per second, each at its weight
+	asked   float64 // tokens per second that it asked for, each observation at its weight
 	last    int64   // tokens asked for in the last period
-	periods int     // in which it asked for some
+	periods int     // number of periods in which it asked for tokens
 	planned bool    // the last plan lists it
 }
 
-// team is those of a bucket's flows that share a part of it.
+// team is a group of a bucket's flows that share a part of the bucket.
 type team struct {
 	name    string
-	up      *team // nil of the root
+	up      *team // the team above; nil for the root
 	members []*member
-	asked   float64 // the sum of the flows that are counted together, as asked of a member
-	unnamed float64 // their demand
+	asked   float64 // the sum for the flows that are counted together; in units of member.asked
+	unnamed float64 // the demand of these flows
 	level   float64 // tokens per second that a member of weight 1 may have
 	rest    float64 // tokens per second for flows that aren't listed; 0 for no rest
 	planned bool    // the last plan has the team
-	active  int64   // when the last period ended in which its flows asked for something; µs of the server's clock
-	periods int     // in which they did
+	active  int64   // end of the last period in which its flows asked for tokens; µs of the server's clock
+	periods int     // number of such periods
 }
 
-// seen counts that flows of a team asked for something in the period that ended at an instant, once for each period.
+// seen counts a period in which flows of a team, and so of the teams above, asked for tokens. The period ended at the
+// instant at. Each period counts once.
 func (t *team) seen(at int64) {
 	for ; t != nil && (t.active != at || t.periods == 0); t = t.up {
 		t.active = at
@@ -44,7 +45,7 @@ func (t *team) seen(at int64) {
 	}
 }
 
-// teamOf returns the team of a name, and makes it and those above it.
+// teamOf returns the team with a name. It makes the team and those above if they don't exist.
 func (p *Planner) teamOf(name string) *team {
 	if t := p.teams[name]; t != nil {
 		return t
@@ -55,7 +56,7 @@ func (p *Planner) teamOf(name string) *team {
 	return t
 }
 
-// flowOf returns a flow, and makes it.
+// flowOf returns the flow with a name. It makes the flow if it doesn't exist.
 func (p *Planner) flowOf(name string) *member {
 	if m := p.known[name]; m != nil {
 		return m
@@ -71,7 +72,7 @@ func (p *Planner) flowOf(name string) *member {
 // isTeam reports whether a name is that of a team.
 func isTeam(name string) bool { return strings.HasSuffix(name, "/") }
 
-// above returns the team of a team.
+// above returns the name of the team above a team.
 func above(name string) string {
 	if i := strings.LastIndexByte(name[:len(name)-1], '/'); i >= 0 {
 		return name[:i+1]

@@ -12,21 +12,21 @@ import (
 type Planner struct {
 	flows   *policy.Flows
 	root    *team
-	teams   map[string]*team   // by their names, root among them
+	teams   map[string]*team   // by their names, including the root
 	known   map[string]*member // flows that are counted separately
 	dropped []string           // flows of the last plan that are not known any more
 	seen    float64            // the weight of all that was observed: 0 before, 1 after a long time
-	until   int64              // what was asked for until then is observed or missed; µs of the server's clock
-	unread  int                // plans since what was asked for was read
+	until   int64              // the demand until then was observed or missed; µs of the server's clock
+	unread  int                // plans since the demand was last read
 }
 
-// New returns a planner that has seen nothing.
+// New returns a planner without observations.
 func New(flows *policy.Flows) *Planner {
 	root := &team{name: policy.RootTeam}
 	return &Planner{flows: flows, root: root, teams: map[string]*team{policy.RootTeam: root}, known: map[string]*member{}}
 }
 
-// Bucket is what a plan has to know of its bucket.
+// Bucket has the numbers of a bucket that its plan depends on.
 type Bucket struct {
 	Capacity int64
 	Rate     float64 // tokens per second
@@ -34,23 +34,26 @@ type Bucket struct {
 }
 
 const (
-	// intervalsOfFloor is how many intervals' tokens the floor is, and leastFloor how many tokens it is at least.
+	// The floor is the number of tokens of intervalsOfFloor intervals, and at least leastFloor.
 	intervalsOfFloor = 1.5
 	leastFloor       = 10
 	leastUnlisted    = 5
-	// contended is the part of the rate up to which nothing is kept for flows that ask for little: there is enough for
-	// all, and a flow that is alone may take all that the bucket holds at once.
+	// contended is the part of the rate up to which demand is low. Then there are enough tokens for all flows, so no
+	// tokens are kept for flows that ask for little. A flow that is alone may take all tokens of the bucket at once.
 	contended = 0.5
-	// intervalsOfSpan is for how many intervals a flow saves its right, and intervalsOfPlan how many a plan lasts.
+	// intervalsOfSpan is the number of intervals for which a flow saves its right. intervalsOfPlan is the number of
+	// intervals that a plan lasts.
 	intervalsOfSpan = 2
 	leastSpan       = time.Second
 	intervalsOfPlan = 5
 	leastLasts      = 2 * time.Second
-	// fieldsOfFlow is how many numbers are counted for a flow: what it asked for, and what of it was denied.
+	// fieldsOfFlow is the number of counters of a flow: for the tokens that it asked for, and for those of them that were
+	// denied.
 	fieldsOfFlow = 2
-	// enough is the weight from which on what was observed is planned by: a seventh of a half-life.
+	// enough is the weight of observations from which a planner makes its own plan. It is reached after a seventh of a
+	// half-life.
 	enough = 0.1
-	// namesOfRead is how many names are read with each refill; if there are more they are read less often.
+	// namesOfRead is the number of names that can be read with each refill. If there are more, they are read less often.
 	namesOfRead = 1000
 )
 
@@ -62,8 +65,8 @@ func Floor(flows *policy.Flows, b Bucket) int64 {
 	return min(least, b.Capacity-b.Capacity/4)
 }
 
-// Plan returns the next plan, whole or what has changed since the last one. A planner that has seen too little leaves
-// the plan that is there as it is, and has what was asked for read.
+// Plan returns the next plan: all of it if whole is set, otherwise the changes since the last one. A planner with too
+// few observations keeps the plan in force, and only makes the script return the demand.
 func (p *Planner) Plan(whole bool, b Bucket) policy.Plan {
 	floor := Floor(p.flows, b)
 	demand := p.root.sum()
@@ -118,11 +121,12 @@ func (t *team) list(whole bool, plan *policy.Plan) {
 	t.planned = planned
 }
 
-// price returns the time in which a level gives one token, in µs; 0 for none. It is the number that its text has.
+// price returns the time in which a level gives one token, in µs; 0 for none. It is rounded to the number that its text
+// has.
 func price(level float64) float64 {
 	if level <= 0 {
 		return 0
 	}
-	price, _ := strconv.ParseFloat(policy.FormatPrice(1e6/level), 64) // it doesn't fail
+	price, _ := strconv.ParseFloat(policy.FormatPrice(1e6/level), 64) // the text is a valid number
 	return price
 }

@@ -1,13 +1,13 @@
 package flow
 
-// Summary is how a planner sees the flows of its bucket.
+// Summary has the numbers of a planner about the flows of its bucket.
 type Summary struct {
 	Seen   int     // flows that are counted separately
-	Listed int     // flows of the last plan
+	Listed int     // flows that the last plan lists
 	Level  float64 // tokens per second that the last plan gives to a flow, or team, of weight 1
 }
 
-// Summary returns how the planner sees the flows.
+// Summary returns the numbers of the planner about the flows.
 func (p *Planner) Summary() Summary {
 	s := Summary{Seen: len(p.known), Level: p.root.level}
 	for _, m := range p.known {

@@ -1,9 +1,9 @@
 // Package devserver embeds the two servers that a refiller works with: a store that speaks Redis, in memory, and an
-// etcd of one member. They are for trying things out: the store is a model of Redis with gaps, and etcd doesn't wait
-// for its disk.
+// etcd of one member. They are for trying things out and for tests, not for a deployment: the store is an incomplete
+// model of Redis, and etcd doesn't wait for its disk.
 //
-// The build tag production leaves both servers, and all that they import, out of the program: then [Embedded] is false
-// and starting one is [ErrLeftOut].
+// With the build tag production the program contains neither these servers nor their imports. Then [Embedded] is false,
+// and starting a server returns [ErrLeftOut].
 package devserver
 
 import "errors"
@@ -17,7 +17,7 @@ type Server struct {
 	stop func()
 }
 
-// Addr is where the server listens, as host:port.
+// Addr returns the address on which the server listens, as host:port.
 func (s *Server) Addr() string { return s.addr }
 
 // Close stops the server and returns when it has stopped. It is called once.

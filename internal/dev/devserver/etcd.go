@@ -12,7 +12,8 @@ import (
 	"go.etcd.io/etcd/server/v3/embed"
 )
 
-// closeTimeout bounds how long a client that doesn't hang up, such as a watch in another terminal, holds up Close.
+// closeTimeout bounds the time for which Close waits for clients that don't disconnect, such as a watch in another
+// terminal.
 const closeTimeout = 2 * time.Second
 
 // StartEtcd starts an empty etcd of one member on loopback, on the preferred port if that is free, and waits until it
@@ -24,10 +25,10 @@ func StartEtcd(ctx context.Context, preferredPort int, dir string) (*Server, err
 		cfg.Dir = filepath.Join(dir, "etcd")
 		cfg.LogOutputs, cfg.LogLevel = []string{filepath.Join(dir, "etcd.log")}, "warn"
 		cfg.ListenClientUrls, cfg.AdvertiseClientUrls = []url.URL{client}, []url.URL{client}
-		cfg.ListenPeerUrls = nil // it has no peers; what it advertises to them is a mere name
+		cfg.ListenPeerUrls = nil // it has no peers, so the advertised address is only a name
 		cfg.InitialCluster = cfg.InitialClusterFromName(cfg.Name)
-		cfg.TickMs, cfg.ElectionMs = 50, 500 // leases of a second, too
-		cfg.UnsafeNoFsync = true             // its data ends with it
+		cfg.TickMs, cfg.ElectionMs = 50, 500 // so that leases of a second are possible
+		cfg.UnsafeNoFsync = true             // its data is not used after it has ended
 		cfg.AutoCompactionMode, cfg.AutoCompactionRetention = embed.CompactorModePeriodic, "5m"
 		e, err := embed.StartEtcd(cfg)
 		if err != nil {

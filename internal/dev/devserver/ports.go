@@ -8,11 +8,11 @@ import (
 	"syscall"
 )
 
-// portAttempts bounds how often a server is started anew because another program took its port meanwhile.
+// portAttempts bounds how often a server is started again because another program took its port meanwhile.
 const portAttempts = 5
 
-// FreeAddr returns a loopback address without a listener: the one with the preferred port if that is free, else one
-// with any other port. Another program may take it before the caller does.
+// FreeAddr returns a loopback address without a listener: the one with the preferred port if that is free, otherwise
+// one with another port. Another program may take it before the caller does.
 func FreeAddr(preferred int) (string, error) {
 	ln, err := net.Listen("tcp", loopback(preferred))
 	if err != nil {

@@ -7,8 +7,8 @@ import "context"
 // Embedded reports whether this build contains the servers.
 const Embedded = false
 
-// StartRedis is ErrLeftOut.
+// StartRedis returns ErrLeftOut.
 func StartRedis(int) (*Server, error) { return nil, ErrLeftOut }
 
-// StartEtcd is ErrLeftOut.
+// StartEtcd returns ErrLeftOut.
 func StartEtcd(context.Context, int, string) (*Server, error) { return nil, ErrLeftOut }

@@ -18,7 +18,7 @@ func StartRedis(preferredPort int) (*Server, error) {
 		if err := m.StartAddr(addr); err != nil {
 			return nil, fmt.Errorf("devserver: start the store: %w", err)
 		}
-		m.ClockTTL(true) // keys expire as time goes by
+		m.ClockTTL(true) // keys expire when their time is over
 		return &Server{addr: m.Addr(), stop: m.Close}, nil
 	})
 }

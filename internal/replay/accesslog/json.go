@@ -87,7 +87,7 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 		text, found := lookup(object, name)
 		switch {
 		case !found:
-		case f.kind == ip && (len(text) == 0 || bytes.Equal(text, dash)): // Envoy's value for a request that no proxy forwarded
+		case f.kind == ip && (len(text) == 0 || bytes.Equal(text, dash)): // Envoy's, for a request without a proxy
 		case f.kind == ip:
 			client, _, _ := bytes.Cut(text, []byte(","))
 			return withoutPort(client), nil
