@@ -171,8 +171,7 @@ func (f *flowFields) addTeams(flow string) {
 	}
 }
 
-// placesOf returns where a flow is among the fields, and its teams: that to which it belongs, and the one to which that
-// belongs; 1 for none.
+// placesOf returns the places among the fields of a flow, of its team, and of the team above that; 1 for no team.
 func (f *flowFields) placesOf(flow string) (at, narrow, wide int) {
 	teams := policy.TeamsOf(flow)
 	slices.Reverse(teams)
@@ -192,7 +191,7 @@ func (f *flowFields) append(words []any) []any {
 	return words
 }
 
-// What the script's reply says of a bucket beside codeUnknown and codeMalformed: see flows.lua.
+// Further codes of a bucket in the script's reply: see flows.lua.
 const (
 	codeAllMade  = 0
 	codeSomePaid = 4
@@ -200,7 +199,7 @@ const (
 	codeAllPaid  = 6
 )
 
-// readFlowTakes reads the answer of a bucket.
+// readFlowTakes decodes the answer for a bucket.
 func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	switch code := r.next(); code {
 	case codeAllMade, codeAllPaid:
