@@ -12,8 +12,8 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// chartGoroutines is the number of goroutines of the chart's cells, or what comes
-// next below it.
+// chartGoroutines is the number of goroutines of the chart's cells. A workload without such a cell is drawn with the
+// next lower number.
 const chartGoroutines = 64
 
 var (
@@ -69,7 +69,7 @@ func (r *report) writeChart(path string) error {
 	return f.Close()
 }
 
-// chartCells are one cell of each workload.
+// chartCells returns one cell of each workload.
 func (r *report) chartCells() []cell {
 	var out []cell
 	for _, w := range workloads {
@@ -86,10 +86,10 @@ func (r *report) chartCells() []cell {
 	return out
 }
 
-// least is where the axis begins.
+// least is the beginning of the axis.
 const least = 1000
 
-// panel is the chart of a cell; most is the largest value in any panel.
+// panel draws the chart of a cell. most is the largest value in any panel.
 func (c cell) panel(most float64) *plot.Plot {
 	p := plot.New()
 	p.Title.Text = fmt.Sprintf("%s, %d goroutines: takes/s (and × %s)", c.Title, c.Goroutines, baseline)
@@ -110,7 +110,7 @@ func (c cell) panel(most float64) *plot.Plot {
 	p.NominalY(names...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	p.X.Min, p.X.Max = least, most*10 // room for a label
-	p.Y.Padding = 0.9 * vg.Centimeter // a viewer's font may be wider than the one that was measured
+	p.Y.Padding = 0.9 * vg.Centimeter // a viewer's font may be wider than ours
 	p.Y.Tick.Label.Font.Size = 11
 	return p
 }
@@ -133,7 +133,7 @@ func colorOf(name string) color.Color {
 	return floorColor
 }
 
-// thousands writes a number for people: 12,345.
+// thousands formats a number for people: 12,345.
 func thousands(v float64) string {
 	s := fmt.Sprintf("%.0f", v)
 	for i := len(s) - 3; i > 0; i -= 3 {
@@ -149,14 +149,13 @@ type bar struct {
 	color color.Color
 }
 
-// bars are drawn from the left edge of a logarithmic axis, on which there is no
-// zero, and have their labels at their ends.
+// bars are drawn from the left edge, because a logarithmic axis has no zero. Their labels are at their ends.
 type bars []bar
 
 // Plot implements plot.Plotter.
 func (b bars) Plot(c draw.Canvas, p *plot.Plot) {
 	x, y := p.Transforms(&c)
-	const half = 0.36 // of the distance between two rows
+	const half = 0.36 // in units of the distance between two rows
 	label := text.Style{Color: color.Black, Font: p.Y.Tick.Label.Font, Handler: p.TextHandler, YAlign: draw.YCenter}
 	for i, bar := range b {
 		value := max(bar.value, p.X.Min)

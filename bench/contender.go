@@ -5,11 +5,11 @@ import (
 	"errors"
 )
 
-// contender is one way to take a token.
+// contender is a limiter, or another way to take tokens, that is measured.
 type contender struct {
 	name string
 	open opener
-	// skip reports whether the contender has nothing to say about the workload.
+	// skip reports whether the contender can't run the workload.
 	skip func(w workload) bool
 }
 
@@ -21,14 +21,14 @@ type session struct {
 	// take takes a token of the key with that number and reports whether it got
 	// one. It is safe for concurrent use.
 	take func(ctx context.Context, key int) (bool, error)
-	// batch is how many tokens a take counts for; 0 is 1.
+	// batch is the number of takes that one call counts as; 0 means 1.
 	batch int
-	// fast says that a take costs less than reading the clock: only a sample of the takes is timed.
+	// fast reports that a take costs less than reading the clock. Then only a sample of the takes is timed.
 	fast  bool
 	close func() error
 }
 
-// contenders are all of them; ratios are against the one with the name baseline.
+// contenders returns all contenders. Ratios compare with the one that has the name baseline.
 func contenders() []contender {
 	return append(append(append([]contender{}, ours()...), libraries()...), floors()...)
 }
@@ -38,7 +38,7 @@ const baseline = "redis_rate"
 func onlyDenied(w workload) bool  { return !w.denied }
 func neverDenied(w workload) bool { return w.denied }
 
-// closeAll closes in turn and joins the errors.
+// closeAll calls the functions in turn and joins their errors.
 func closeAll(closers ...func() error) func() error {
 	return func() error {
 		var errs []error

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// floors are what a take can't do without: the bare script and commands, and a
-// limiter without a server.
+// floors are contenders without which no take is possible: the bare script, the bare commands, and a limiter without a
+// server.
 func floors() []contender {
 	return []contender{
 		{name: "EVALSHA", open: openEvalsha(direct)},
@@ -19,7 +19,7 @@ func floors() []contender {
 	}
 }
 
-// bareTake is the least that a take can be as a script.
+// bareTake is the shortest possible script of a take.
 var bareTake = redis.NewScript(`local left = redis.call('DECRBY', KEYS[1], ARGV[1])
 if left < 0 then redis.call('INCRBY', KEYS[1], ARGV[1]) end
 return left`)

@@ -7,14 +7,15 @@ import (
 	"text/tabwriter"
 )
 
-// goal is a figure that fetch is built to reach: a contender's, or a ratio of two contenders in one cell.
+// goal is a value that fetch is meant to reach. It is a figure of a contender, or a ratio of two contenders in one
+// cell.
 type goal struct {
 	workload   string
 	goroutines int
-	of, to     string // to: empty for a figure that is no ratio
+	of, to     string // if to is empty, the goal is no ratio
 	value      func(sample) float64
 	what       string
-	most       bool // at most want, otherwise at least
+	most       bool // want is the highest value, otherwise the lowest
 	want       float64
 }
 

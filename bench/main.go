@@ -29,8 +29,8 @@ func main() {
 	}
 }
 
-// start runs the comparison. If the environment names a child (childEnv), it runs that instead: a process that takes
-// and is stopped part of the time.
+// start runs the comparison. If the environment describes a child (childEnv), it runs the child instead. A child is a
+// process that takes tokens and is stopped part of the time.
 func start(ctx context.Context) error {
 	text := os.Getenv(childEnv)
 	if text == "" {
@@ -43,12 +43,12 @@ func start(ctx context.Context) error {
 	return c.run(ctx, os.Stdout)
 }
 
-// options are the values of the command line.
+// options are the options of the command line.
 type options struct {
 	rounds     int
 	time       time.Duration
 	workloads  []workload
-	goroutines []int // empty: those of the workload
+	goroutines []int // empty: the numbers of the workload
 	only       *regexp.Regexp
 	json       string
 	chart      string

@@ -14,15 +14,15 @@ import (
 )
 
 const (
-	// footprintKeys are the buckets whose memory is counted.
+	// footprintKeys is the number of buckets whose memory is counted.
 	footprintKeys = 1000
-	// sampled is how many takes of a fast contender share one reading of the clock.
+	// sampled is the number of takes of a fast contender for each reading of the clock.
 	sampled = 64
 	// longestTake is the longest latency that is distinguished from longer ones.
 	longestTake = 10 * time.Second
 )
 
-// sample is what one run found.
+// sample has the results of one run.
 type sample struct {
 	PerSecond  float64 `json:"takes_per_second"`
 	P50        float64 `json:"p50_us"`
@@ -41,8 +41,7 @@ type entrant struct {
 	bytes float64 // per key
 }
 
-// measure runs a workload at each number of goroutines and reports each as soon
-// as it is done.
+// measure runs a workload with each number of goroutines, and reports each cell as soon as it is done.
 func measure(ctx context.Context, s *server, w workload, goroutines []int, o options, report func(cell)) (err error) {
 	if err := s.rdb.FlushAll(ctx).Err(); err != nil {
 		return err
@@ -85,7 +84,7 @@ func measure(ctx context.Context, s *server, w workload, goroutines []int, o opt
 				if err != nil {
 					return fmt.Errorf("%s, %d goroutines: %w", entrants[i].name, n, err)
 				}
-				if round > 0 { // the first one warms up
+				if round > 0 { // the first round isn't counted
 					c.Contenders[i].Samples = append(c.Contenders[i].Samples, got)
 				}
 			}
@@ -96,7 +95,7 @@ func measure(ctx context.Context, s *server, w workload, goroutines []int, o opt
 	return nil
 }
 
-// chosen are the contenders of a workload.
+// chosen returns the contenders of a workload.
 func chosen(w workload, o options) []contender {
 	var out []contender
 	for _, c := range contenders() {
@@ -121,7 +120,7 @@ func (c contender) keys(w workload) []string {
 func footprints(ctx context.Context, s *server, w workload, o options) (map[string]float64, error) {
 	out := make(map[string]float64)
 	if w.trip > 0 {
-		return out, nil // that of the same keys nearby
+		return out, nil // the same keys are measured in another workload
 	}
 	w.keys = min(w.keys, footprintKeys)
 	for _, c := range chosen(w, o) {
@@ -151,7 +150,7 @@ func footprints(ctx context.Context, s *server, w workload, o options) (map[stri
 	return out, nil
 }
 
-// team is a number of goroutines that take, each with its own histogram.
+// team is a group of goroutines that take, each with its own histogram.
 type team struct {
 	members []*hdrhistogram.Histogram // ns
 	errors  atomic.Int64
@@ -174,7 +173,7 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	defer cancel()
 	touch(ctx, w, e.session)
 	t.takeFor(ctx, w, e.session, d/2)
-	runtime.GC() // what came before isn't this run's to clear
+	runtime.GC() // garbage of earlier runs must not slow this run
 	before, err := s.usage(ctx)
 	if err != nil {
 		return sample{}, err
@@ -187,25 +186,25 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
 }
 
-// touch takes once from each key. So whatever a contender reads at the first take of a key, or at the first take after
-// a pause, it has read before the run.
+// touch takes once from each key. A contender may read something at the first take of a key, or at the first take after
+// a pause. After touch it has done so before the run.
 func touch(ctx context.Context, w workload, s *session) {
 	if w.trip > 0 {
 		return // it would take too long
 	}
-	const at = 64 // at once
+	const at = 64 // goroutines
 	var wg sync.WaitGroup
 	for i := range at {
 		wg.Go(func() {
 			for key := i; key < w.keys; key += at {
-				_, _ = s.take(ctx, key) // a failure shows in the run
+				_, _ = s.take(ctx, key) // the run shows a failure
 			}
 		})
 	}
 	wg.Wait()
 }
 
-// takeFor has all members take for about d and returns how long they did.
+// takeFor makes all members take for about d, and returns the actual time.
 func (t *team) takeFor(ctx context.Context, w workload, s *session, d time.Duration) time.Duration {
 	t.errors.Store(0)
 	t.takes.Store(0)
@@ -250,7 +249,7 @@ func (t *team) take(ctx context.Context, walk walk, s *session, histogram *hdrhi
 	t.errors.Add(failed)
 }
 
-// sample puts a run's counts into figures.
+// sample converts the counts of a run to figures.
 func (t *team) sample(spent usage, seconds float64, batch int) sample {
 	all := hdrhistogram.New(100, longestTake.Nanoseconds(), 2)
 	for _, m := range t.members {

@@ -13,13 +13,13 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Names of ways of package fetch.
+// Names of the contenders that use package fetch.
 const (
 	template = "fetch, of a template"
 	asGiven  = "fetch, default client"
 )
 
-// ours are the ways of package fetch, all with its default timeout.
+// ours are the contenders that use package fetch, all with its default timeout.
 func ours() []contender {
 	every := []fetch.Option{fetch.WithDenyCache(false)}
 	return []contender{
@@ -92,11 +92,11 @@ func createBucket(ctx context.Context, rdb *redis.Client, name string, w workloa
 	return nil
 }
 
-// publishTemplate has the buckets made by their first takes.
+// publishTemplate publishes a template, so that the first take of each bucket creates it.
 func publishTemplate(ctx context.Context, rdb *redis.Client, name string, _ workload) error {
 	prefix, _, _ := strings.Cut(name, ":bench:")
 	if !strings.HasSuffix(name, ":0") {
-		return nil // once is enough
+		return nil // the template was published before
 	}
 	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: prefix + ":", Policy: policy.Policy{
 		Capacity: plenty, Rate: policy.Rate{Tokens: 1, Per: hour}, Interval: policy.MaxInterval,

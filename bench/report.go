@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// report is everything that was measured.
+// report has all measurements.
 type report struct {
 	Machine string    `json:"machine"`
 	Date    time.Time `json:"date"`
@@ -23,7 +23,7 @@ type report struct {
 	Cells   []cell    `json:"cells"`
 }
 
-// cell is a workload at a number of goroutines.
+// cell has the measurements of a workload with a number of goroutines.
 type cell struct {
 	Workload   string    `json:"workload"`
 	Title      string    `json:"-"`
@@ -31,13 +31,13 @@ type cell struct {
 	Contenders []figures `json:"contenders"`
 }
 
-// figures are a contender's in a cell.
+// figures are the figures of a contender in a cell.
 type figures struct {
 	Name        string   `json:"name"`
 	Median      sample   `json:"median"`
-	Ratio       float64  `json:"ratio"` // takes per second, of redis_rate
+	Ratio       float64  `json:"ratio"` // takes per second, compared with redis_rate
 	BytesPerKey float64  `json:"bytes_per_key"`
-	Samples     []sample `json:"rounds"` // one per round
+	Samples     []sample `json:"rounds"` // one for each round
 }
 
 func newReport(ctx context.Context, s *server, o options) *report {
@@ -74,7 +74,7 @@ func moduleVersion(path string) string {
 
 func (r *report) add(c cell) { r.Cells = append(r.Cells, c) }
 
-// cell finds what was measured; nil if it wasn't.
+// cell returns the measurements of a workload and a number of goroutines, nil if there are none.
 func (r *report) cell(workload string, goroutines int) *cell {
 	for i, c := range r.Cells {
 		if c.Workload == workload && c.Goroutines == goroutines {
@@ -92,7 +92,7 @@ func (r *report) writeJSON(path string) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// get finds a contender; nil if it isn't there.
+// get returns the figures of a contender, nil if there are none.
 func (c *cell) get(name string) *figures {
 	for i, f := range c.Contenders {
 		if f.Name == name {
@@ -102,8 +102,8 @@ func (c *cell) get(name string) *figures {
 	return nil
 }
 
-// ratio is the median over the rounds of how value compares between two
-// contenders; false if one isn't there.
+// ratio returns the median over the rounds of the ratio of value between two contenders. It reports false if one of
+// them is missing.
 func (c *cell) ratio(of, to string, value func(sample) float64) (float64, bool) {
 	a, b := c.get(of), c.get(to)
 	if a == nil || b == nil {
@@ -118,7 +118,7 @@ func (c *cell) ratio(of, to string, value func(sample) float64) (float64, bool) 
 	return median(ratios), len(ratios) > 0
 }
 
-// of is the median over the rounds of a contender's value; false if it isn't there.
+// of returns the median over the rounds of a contender's value. It reports false if the contender is missing.
 func (c *cell) of(name string, value func(sample) float64) (float64, bool) {
 	f := c.get(name)
 	if f == nil {

@@ -17,17 +17,17 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
-// startPatience is how long a server may take to answer.
+// startPatience is the longest time until a server answers after its start.
 const startPatience = 30 * time.Second
 
-// server is a Redis of the bench's own, which keeps nothing on disk.
+// server is a Redis that the benchmark has started. It stores nothing on disk.
 type server struct {
 	addr string
 	cmd  *exec.Cmd
-	rdb  *redis.Client // for what isn't measured
+	rdb  *redis.Client // for calls that aren't measured
 }
 
-// startServer starts redis-server of the PATH, or what REDIS_SERVER names.
+// startServer starts redis-server from the PATH, or the program that REDIS_SERVER names.
 func startServer(ctx context.Context) (*server, error) {
 	name := os.Getenv("REDIS_SERVER")
 	if name == "" {
@@ -42,7 +42,7 @@ func startServer(ctx context.Context) (*server, error) {
 	cmd := exec.Command(name, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir",
 		os.TempDir())
 	cmd.Stdout, cmd.Stderr = &log, &log
-	// An interrupt from the terminal is this process's to handle.
+	// An interrupt from the terminal is for this process only.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start redis: %w (install redis-server 7.0 or later, or set REDIS_SERVER)", err)
@@ -71,14 +71,14 @@ func freeAddr(ctx context.Context) (string, error) {
 	return l.Addr().String(), l.Close()
 }
 
-// clientOptions are those of every go-redis client of the bench.
+// clientOptions returns the options of every go-redis client of the benchmark.
 func (s *server) clientOptions() *redis.Options {
 	return &redis.Options{Addr: s.addr, ContextTimeoutEnabled: true}
 }
 
 func (s *server) connect() { s.rdb = redis.NewClient(s.clientOptions()) }
 
-// behind is the server as it is found a round trip away.
+// behind returns the server as clients reach it over a longer round trip.
 func (s *server) behind(trip time.Duration) (far *server, stop func() error, err error) {
 	proxy, err := faultproxy.New(s.addr, faultproxy.Options{})
 	if err != nil {
@@ -95,7 +95,7 @@ func (s *server) stop() {
 	_ = s.cmd.Wait()
 }
 
-// info is a field of INFO.
+// info returns a field of INFO.
 func (s *server) info(ctx context.Context, section, field string) (string, error) {
 	m, err := s.rdb.InfoMap(ctx, section).Result()
 	if err != nil {
@@ -117,7 +117,7 @@ func (s *server) number(ctx context.Context, section, field string) (float64, er
 	return strconv.ParseFloat(v, 64)
 }
 
-// usage is what the server and this process have spent.
+// usage has the resources that the server and this process have used.
 type usage struct {
 	clientCPU, redisCPU float64 // seconds
 	commands, reads     float64 // of the server

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// childEnv has the child that a process runs as, in JSON; none if it is empty.
+// childEnv is the variable with a child in JSON. If it is set, the process runs as that child.
 const childEnv = "REFILLER_BENCH_CHILD"
 
 // child is a process that takes from a server, a hundred times a second in each of its goroutines, and is stopped part
@@ -27,10 +27,10 @@ type child struct {
 	Time            time.Duration
 }
 
-// ready is what a child prints when its takes begin; its sample follows.
+// ready is the line that a child prints when its takes begin. It prints its sample afterwards.
 const ready = "ready"
 
-// run takes as the child does, and prints what it found.
+// run makes the takes of the child, and prints the results.
 func (c child) run(ctx context.Context, out io.Writer) error {
 	all := contenders()
 	i := slices.IndexFunc(all, func(one contender) bool { return one.name == c.Contender })
@@ -72,7 +72,7 @@ func (c child) run(ctx context.Context, out io.Writer) error {
 	return session.close()
 }
 
-// stop runs the child, stopped for a part of each period, and returns what it found.
+// stop runs the child in a process and stops it for a part of each period. It returns the results of the child.
 func (c child) stop(ctx context.Context, of, every time.Duration) (found sample, err error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -101,7 +101,7 @@ func (c child) stop(ctx context.Context, of, every time.Duration) (found sample,
 		over <- json.Unmarshal(lines.Bytes(), &found)
 	}()
 	for {
-		_ = cmd.Process.Signal(syscall.SIGSTOP) // it may have ended
+		_ = cmd.Process.Signal(syscall.SIGSTOP) // it may have ended already
 		time.Sleep(of)
 		_ = cmd.Process.Signal(syscall.SIGCONT)
 		select {
@@ -115,13 +115,13 @@ func (c child) stop(ctx context.Context, of, every time.Duration) (found sample,
 	}
 }
 
-// stalls are how long children are stopped of each period.
+// stalls are the times for which children are stopped in each period.
 var stalls = []struct{ of, every time.Duration }{
 	{50 * time.Millisecond, 70 * time.Millisecond}, {80 * time.Millisecond, 100 * time.Millisecond},
 	{150 * time.Millisecond, 170 * time.Millisecond}, {300 * time.Millisecond, 320 * time.Millisecond},
 }
 
-// measureStalled runs each contender in a child that is stopped, in each of the ways, and reports these.
+// measureStalled runs each contender in children that are stopped, one for each of stalls, and reports the results.
 func measureStalled(ctx context.Context, s *server, o options, report func(cell)) error {
 	for _, stall := range stalls {
 		title := fmt.Sprintf("stopped for %s of %s", stall.of, stall.every)
@@ -143,7 +143,7 @@ func measureStalled(ctx context.Context, s *server, o options, report func(cell)
 	return nil
 }
 
-// printShort prints a cell of which only the takes and errors are known.
+// printShort prints a cell that has only takes and errors.
 func (c *cell) printShort(w io.Writer) {
 	fmt.Fprintf(w, "\n%s, goroutines: %d\n", c.Title, c.Goroutines)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)

@@ -5,14 +5,14 @@ import (
 	"time"
 )
 
-// workload is what the goroutines of a run take from.
+// workload describes the keys from which the goroutines of a run take.
 type workload struct {
 	name       string
 	title      string
 	keys       int
 	denied     bool // the keys have no tokens
 	goroutines []int
-	trip       time.Duration // to the server and back, beside its own time
+	trip       time.Duration // additional time of a round trip to the server
 	only       []string      // contenders; empty: all
 }
 
@@ -27,19 +27,18 @@ var workloads = []workload{
 	stalled,
 }
 
-// stalled is of a process that is stopped part of the time.
+// stalled is the workload of a process that is stopped part of the time.
 var stalled = workload{name: "stalled", title: "100 keys", keys: 100, goroutines: []int{20}, only: []string{
 	merged, asGiven, "fetch, leased", "EVALSHA", rueidi, baseline,
 }}
 
 const (
-	// plenty is a number of tokens that no run uses up and that every contender
-	// can count, an hour's worth.
+	// plenty is the number of tokens of an hour. No run uses up so many, and every contender can count them.
 	plenty = 1_000_000_000
 	hour   = time.Hour
 )
 
-// tokens is how many tokens a key has for each hour, and how many at first.
+// tokens returns the number of tokens of a key for each hour, which is also the number at the beginning.
 func (w workload) tokens() int {
 	if w.denied {
 		return 1
@@ -47,7 +46,7 @@ func (w workload) tokens() int {
 	return plenty
 }
 
-// names are the keys.
+// names returns the keys.
 func (w workload) names() []string {
 	names := make([]string, w.keys)
 	for i := range names {
@@ -56,7 +55,7 @@ func (w workload) names() []string {
 	return names
 }
 
-// walk yields the keys of one goroutine: all of them, in an order of its own.
+// walk yields all keys, for each goroutine in another order.
 type walk struct{ at, step, keys int }
 
 func (w workload) walk(goroutine int) walk {

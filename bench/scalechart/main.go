@@ -1,5 +1,5 @@
-// Command scalechart draws what it costs to keep active buckets full, from the figures
-// that the suite in test/scale has written: scalechart FIGURES.json CHART.svg.
+// Command scalechart draws the cost of keeping active buckets full, from the figures that the suite in test/scale has
+// written: scalechart FIGURES.json CHART.svg.
 package main
 
 import (
@@ -58,9 +58,9 @@ func run(args []string) error {
 	return p.Save(24*vg.Centimeter, 14*vg.Centimeter, args[1])
 }
 
-// chart draws two lines for every store and number of buckets of templates: processors
-// of Redis, and of the refillers, against active buckets, for one replica. Measurements
-// with longer intervals than a second count as if they had fewer active buckets.
+// chart draws two lines for every store and number of buckets of templates. They show the processors of Redis and of
+// the refillers by the number of active buckets, for one replica. A measurement with an interval longer than a second
+// counts as one with fewer active buckets.
 func chart(figures []figure) (*plot.Plot, error) {
 	lines := map[series]plotter.XYs{}
 	for _, f := range figures {
@@ -101,7 +101,7 @@ func chart(figures []figure) (*plot.Plot, error) {
 		p.Add(line, marks)
 		p.Legend.Add(s.String(), line, marks)
 	}
-	p.X.Max *= 1.06 // for the half of the last number that is right of its place
+	p.X.Max *= 1.06 // for the right half of the last number
 	p.Y.Max *= 1.06
 	return p, nil
 }
@@ -124,7 +124,7 @@ func (s series) String() string {
 	return fmt.Sprintf("%s, %s, %s buckets", s.of, s.store(), thousands(s.buckets))
 }
 
-// separated marks an axis as usual, with separators of thousands in its numbers.
+// separated makes the usual marks of an axis, with separators of thousands in the numbers.
 type separated struct{}
 
 func (separated) Ticks(least, most float64) []plot.Tick {

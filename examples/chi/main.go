@@ -43,7 +43,7 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 		fmt.Fprintf(w, "order %s, %d requests left\n", chi.URLParam(r, "id"), d.Remaining)
 	})
 	r.Get("/broken", func(w http.ResponseWriter, _ *http.Request) {
-		http.Error(w, "sorry", http.StatusInternalServerError) // its token goes back
+		http.Error(w, "sorry", http.StatusInternalServerError) // the middleware returns its token
 	})
 	return r, nil
 }

@@ -1,5 +1,5 @@
-// Command echo limits the requests to an Echo server: each client has three in reserve and earns one a minute. It needs
-// a Redis on 127.0.0.1:6379.
+// Command echo limits the requests to an Echo server: each client may make three requests at once, and earns one more
+// each minute. It needs a Redis on 127.0.0.1:6379.
 package main
 
 import (
@@ -43,13 +43,13 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 		return c.String(http.StatusOK, fmt.Sprintf("order %s, %d requests left\n", c.Param("id"), d.Remaining))
 	})
 	e.GET("/broken", func(echo.Context) error {
-		return echo.NewHTTPError(http.StatusInternalServerError, "sorry") // its token goes back
+		return echo.NewHTTPError(http.StatusInternalServerError, "sorry") // the middleware returns its token
 	})
 	return e, nil
 }
 
-// answerErrors answers within the limits what a handler returns as an error. Echo
-// does so behind them, where SkipFailed sees no status.
+// answerErrors sends the answer to a handler's error before the limiter's middleware ends. Echo itself would do so
+// later, and SkipFailed would see no status.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := next(c); err != nil {

@@ -44,11 +44,11 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 		c.String(http.StatusOK, "order %s, %d requests left\n", c.Param("id"), d.Remaining)
 	})
 	g.GET("/broken", func(c *gin.Context) {
-		c.String(http.StatusInternalServerError, "sorry\n") // its token goes back
+		c.String(http.StatusInternalServerError, "sorry\n") // the middleware returns its token
 	})
 	g.GET("/fails-late", func(c *gin.Context) {
 		c.Status(http.StatusOK)
-		c.AbortWithStatus(http.StatusInternalServerError) // as well
+		c.AbortWithStatus(http.StatusInternalServerError) // the token is returned, too
 	})
 	return g, nil
 }

@@ -1,6 +1,6 @@
 // Command hierarchy charges each request to its user, to the user's team, and to a pool that all regions share, or to
-// none of them; batch work leaves some of each bucket to interactive work. The pool is a bucket of the region's Redis,
-// kept full by "refiller run" with hierarchy.yaml, which also publishes the templates of teams and users:
+// none of them. Batch work leaves a part of each bucket for interactive work. In each region's Redis the pool is a
+// bucket. "refiller run" with hierarchy.yaml keeps it full, and publishes the templates of teams and users:
 //
 //	curl -i -H 'X-Team: red' -H 'X-User: ann' http://127.0.0.1:8080/
 //	curl -i -H 'X-Team: red' -H 'X-User: ann' -H 'X-Batch: 1' http://127.0.0.1:8080/
@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/limit"
 )
 
-// leaveToInteractive is how many percent of each bucket batch work leaves.
+// leaveToInteractive is the percentage of each bucket that batch work leaves for interactive work.
 const leaveToInteractive = 20
 
 func main() {
@@ -33,14 +33,15 @@ func main() {
 	os.Exit(1)
 }
 
-// charge takes a token of the pool, of the team and of the user, or none of any. Denied says whose bucket it was.
+// charge takes a token from the buckets of the pool, of the team and of the user, or none from any of them. Denied is
+// the key of the bucket that denied.
 func charge(ctx context.Context, client *fetch.Client, team, user string, batch bool) (fetch.AllResult, error) {
 	var opts []fetch.CallOption
 	if batch {
 		opts = append(opts, fetch.WithLeavePercent(leaveToInteractive))
 	}
 	return client.TakeAll(ctx, []fetch.Request{
-		{Key: "user:" + team + "/" + user, N: 1}, // the first that denies is named: the narrowest comes first
+		{Key: "user:" + team + "/" + user, N: 1}, // Denied has the first that denies, so the narrowest comes first
 		{Key: "team:" + team, N: 1},
 		{Key: "api", N: 1},
 	}, opts...)

@@ -10,10 +10,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// charge is what a request has reserved.
+// charge has the reservations of a request.
 type charge struct {
 	*gateway
-	ctx              context.Context // of the request, and goes on when its client has gone
+	ctx              context.Context // of the request, but not cancelled when the client leaves
 	held             []*fetch.Reservation
 	prompt, estimate int64
 }
@@ -38,8 +38,8 @@ func (c *charge) reserve(ctx context.Context, keys ...string) (denied *fetch.Res
 	return nil, nil
 }
 
-// settle ends the reservations. What was not used of the estimate goes back to the budgets. What was used beyond it is
-// taken from them, and owed if they lack it.
+// settle ends the reservations. Unused tokens of the estimate are returned to the budgets. Tokens that were used beyond
+// it are taken from the budgets, which owe those that they lack.
 func (c *charge) settle(used int64) {
 	for _, r := range c.held {
 		if _, err := r.Settle(c.ctx, used); err != nil {
@@ -48,14 +48,15 @@ func (c *charge) settle(used int64) {
 	}
 }
 
-// meter counts the tokens of a response while it passes, and settles when that has ended, for whatever reason.
+// meter counts the tokens of a response while it is forwarded. It settles the reservations when the response has ended,
+// for whatever reason.
 type meter struct {
 	io.ReadCloser
 	charge *charge
 	ok     bool   // the model answers
 	line   []byte // read so far
 	deltas int64  // pieces of text, which are a token each
-	total  int64  // said by the model at the end; 0: it has not
+	total  int64  // sent by the model at the end; 0: not sent
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -71,7 +72,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	}
 }
 
-// count reads a line of the stream: an event, or nothing of interest.
+// count reads a line of the stream. It ignores lines that are no event.
 func (m *meter) count(line []byte) {
 	data, _ := bytes.CutPrefix(line, []byte("data:"))
 	var event struct {
@@ -87,13 +88,13 @@ func (m *meter) count(line []byte) {
 }
 
 func (m *meter) Close() error {
-	m.count(m.line) // an answer that is no stream may end without a line's end
+	m.count(m.line) // the last line of an answer that is no stream may lack its end
 	switch {
 	case !m.ok:
 		m.charge.settle(0)
 	case m.total > 0:
 		m.charge.settle(m.total)
-	default: // the client has gone, or the model's stream broke
+	default: // the client has left, or the model's stream broke
 		m.charge.settle(m.charge.prompt + m.deltas)
 	}
 	return m.ReadCloser.Close()

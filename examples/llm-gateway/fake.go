@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// fakeLLM streams half of the tokens that it may, and then says how many it counts with the prompt.
+// fakeLLM streams half of the allowed tokens, and then sends the number of all tokens with those of the prompt.
 type fakeLLM struct {
 	pace func(ctx context.Context, i int) error // waits for the next token
 }

@@ -1,7 +1,7 @@
 // Command llm-gateway is a proxy before an LLM API that streams, with a monthly budget of tokens for each team and each
-// user. A request reserves an estimate in both budgets, or in none. When its stream has ended, or its client has gone,
-// both are settled with what was used. It needs a Redis on 127.0.0.1:6379 and no refiller. It has a
-// fake model of its own:
+// user. A request reserves an estimate in both budgets, or in none. When its stream has ended, or its client has left,
+// both reservations are settled with the tokens that were used. The command needs a Redis on 127.0.0.1:6379 and no
+// refiller. It contains a fake model:
 //
 //	curl -N -H 'X-Team: red' -H 'X-User: ann' -d '{"max_tokens": 50}' http://127.0.0.1:8080/v1/chat/completions
 package main
@@ -29,7 +29,7 @@ import (
 
 func main() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
-	go func() { _ = http.ListenAndServe("127.0.0.1:8081", fakeLLM{pace: fiftyMS}) }() // it is reached, or it isn't
+	go func() { _ = http.ListenAndServe("127.0.0.1:8081", fakeLLM{pace: fiftyMS}) }() // without it requests get an error
 	monthly, err := policy.ParseCalendar("0 0 1 * *", time.UTC)
 	var client *fetch.Client
 	if err == nil {
@@ -52,14 +52,14 @@ func budget(prefix string, tokens int64, period policy.Steps) policy.Template {
 type gateway struct {
 	client  *fetch.Client
 	proxy   *httputil.ReverseProxy
-	longest time.Duration // of a request: what is not settled by then, as after a crash, goes back
+	longest time.Duration // of a request: a reservation that is not settled by then, as after a crash, is returned
 	log     hclog.Logger
 }
 
 func newGateway(client *fetch.Client, upstream string, longest time.Duration, log hclog.Logger) *gateway {
 	g := &gateway{client: client, longest: longest, log: log}
 	g.proxy = &httputil.ReverseProxy{
-		FlushInterval: -1, // events are passed on as they come
+		FlushInterval: -1, // events are forwarded as they come
 		Rewrite: func(r *httputil.ProxyRequest) {
 			r.SetURL(&url.URL{Scheme: "http", Host: upstream})
 			r.Out.Header.Set("Accept-Encoding", "identity") // the meter reads the stream
@@ -70,9 +70,9 @@ func newGateway(client *fetch.Client, upstream string, longest time.Duration, lo
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			c, used := chargeOf(r.Context()), int64(0) // nothing was generated
+			c, used := chargeOf(r.Context()), int64(0) // the model has generated nothing
 			if r.Context().Err() != nil {
-				used = c.prompt // the client has gone, and the model may read its prompt
+				used = c.prompt // the client has left, and the model may have read its prompt
 			}
 			c.settle(used)
 			log.Warn("upstream failed", "error", err)
@@ -82,7 +82,7 @@ func newGateway(client *fetch.Client, upstream string, longest time.Duration, lo
 	return g
 }
 
-// ServeHTTP reserves an estimate, passes the request on, and leaves the rest to the meter.
+// ServeHTTP reserves an estimate and forwards the request. The meter settles the reservations.
 func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	team, user := r.Header.Get("X-Team"), r.Header.Get("X-User") // set by the proxy that authenticates the caller
 	body, err := io.ReadAll(http.MaxBytesReader(w, r.Body, 1<<20))

@@ -1,4 +1,4 @@
-// Package walk is what every example has to do, over real HTTP and a real Redis.
+// Package walk tests what every example has in common, over real HTTP and with a real Redis.
 package walk
 
 import (
