@@ -62,27 +62,27 @@ var errorCodes = []struct {
 	{"NOSCRIPT", cause{ReasonScript, rejected}},
 }
 
-// cause is what the error of a call shows. Whatever is done about an error follows from its cause.
+// cause is the classification of the error of a call. Everything that is done about an error follows from its cause.
 type cause struct {
 	reason Reason // ReasonNone: it is not the server's fault
 	reach  reach
 }
 
-// reach is how far a call got.
+// reach is the progress of a call.
 type reach uint8
 
 const (
 	answered    reach = iota // the server answered; perhaps that it can't do this with the bucket
 	rejected                 // the server refused the call, which did not run
 	unfit                    // the server refused it because of its own state
-	unsent                   // it was not sent, which shows nothing of the server
+	unsent                   // it was not sent, which shows nothing about the server
 	unconnected              // no connection could be made
 	lost                     // it may have run, but there is no answer
 )
 
 // causeOf classifies an error. No other function does, except timedOut.
 func causeOf(err error) cause {
-	if err == nil { // before the variables, which are on the heap
+	if err == nil { // first, since the variables are allocated on the heap
 		return cause{}
 	}
 	var (
@@ -109,7 +109,7 @@ func causeOf(err error) cause {
 		return cause{ReasonPool, unsent}
 	case errors.Is(err, engine.ErrClosed) || errors.Is(err, ErrClosed):
 		return cause{ReasonNone, unsent}
-	case errors.Is(err, redis.ErrClosed) || errors.Is(err, context.Canceled): // noticed only before a call is sent
+	case errors.Is(err, redis.ErrClosed) || errors.Is(err, context.Canceled): // before it was sent
 		return cause{ReasonConnection, unsent}
 	}
 	c := cause{ReasonConnection, lost}
@@ -128,13 +128,13 @@ var answers = []error{
 	lua.ErrIDInUse, lua.ErrNotHeld, lua.ErrOtherEra, ErrLazyBucket, ErrExceedsCapacity, lua.ErrInvalidAmount,
 }
 
-// timedOut reports whether err is of a deadline, the socket's or a context's.
+// timedOut reports whether err means that a deadline has passed, that of a socket or of a context.
 func timedOut(err error) bool {
 	var timeout interface{ Timeout() bool }
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
 }
 
-// ReasonOf returns why a call ended with ErrUnavailable; ReasonNone for other errors.
+// ReasonOf returns the reason for which a call ended with ErrUnavailable, and ReasonNone for other errors.
 func ReasonOf(err error) Reason {
 	if !errors.Is(err, ErrUnavailable) {
 		return ReasonNone
@@ -158,7 +158,7 @@ func evidence(err error) error {
 	return err
 }
 
-// failure returns the error of a call that ended. ctx is its caller's.
+// failure converts the error of a call to the one that its caller gets. ctx is the context of the caller.
 func failure(ctx context.Context, err error) error {
 	if err == nil {
 		return nil

@@ -222,9 +222,9 @@ func (c *Client) updateShare(key string, s *share, left int64) {
 	}
 }
 
-// register has this Client count among the consumers of a bucket, and counts them, in a round trip of its own that it
-// doesn't wait for. The script of a take can't do it: while the bucket's slot of a Cluster moves, a server refuses a
-// script of which a key is missing, as that of the consumers may be.
+// register adds this Client to the consumers of a bucket and counts them. It does so in a goroutine, with a round trip
+// of its own. The script of a take can't do it: while the bucket's slot moves in a Cluster, a server refuses a script
+// if one of its keys is missing, and the key of the consumers may be.
 func (c *Client) register(key string, s *share) {
 	every := registerEvery
 	if !s.recounted.Load() {

@@ -1,4 +1,5 @@
-// Package bucketname makes names of buckets of what strangers send.
+// Package bucketname makes names of buckets from text that clients choose. It doesn't check configured names: see
+// package config.
 package bucketname
 
 import (
@@ -9,14 +10,14 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Fit is name if a bucket can have it. One that is too long, or has a closing brace, becomes its beginning, by which
-// templates know it, and a hash of all of it. An empty one stays empty.
+// Fit returns name if a bucket can have it. If name is too long or has a closing brace, Fit returns its beginning and a
+// hash of the whole name. Templates match the beginning. An empty name stays empty.
 func Fit(name string) string {
 	begin := strings.ReplaceAll(name, "}", "")
 	if len(begin) == len(name) && len(name) <= lua.MaxKeyLen {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
-	hash := "%h" + hex.EncodeToString(sum[:]) // no percent-encoding begins so
+	hash := "%h" + hex.EncodeToString(sum[:]) // no percent-encoding begins like this
 	return begin[:min(len(begin), lua.MaxKeyLen-len(hash))] + hash
 }

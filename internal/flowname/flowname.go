@@ -1,4 +1,4 @@
-// Package flowname makes names of flows of what strangers send.
+// Package flowname makes names of flows from text that clients choose. The rules for names are in package policy.
 package flowname
 
 import (
@@ -26,13 +26,13 @@ func Encoded(text string) string {
 	return strings.ReplaceAll(text, "/", "%2F")
 }
 
-// Fit returns name, if a flow can have a name of its length. One that is too long becomes its beginning, by which
-// weights know it, and a hash of all of it.
+// Fit returns name, if a flow can have a name of its length. If name is too long, Fit returns its beginning, which
+// weights match, and a hash of the whole name.
 func Fit(name string) string {
 	if len(name) <= policy.MaxFlowLen {
 		return name
 	}
 	sum := sha256.Sum256([]byte(name))
-	hash := "%h" + hex.EncodeToString(sum[:]) // no percent-encoding begins so
+	hash := "%h" + hex.EncodeToString(sum[:]) // no percent-encoding begins like this
 	return name[:policy.MaxFlowLen-len(hash)] + hash
 }

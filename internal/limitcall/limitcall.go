@@ -1,5 +1,5 @@
 // Package limitcall makes the calls of the middlewares and of the sidecar to limiters of any kind: it takes tokens
-// without waiting for a place, and gives them back.
+// without waiting for a place, and returns them. It is no limiter: see package limit.
 package limitcall
 
 import (

@@ -1,4 +1,4 @@
-// Package redisclient checks the Redis clients that callers pass.
+// Package redisclient checks the Redis clients that callers pass. It makes none: see package redisconn.
 package redisclient
 
 import (

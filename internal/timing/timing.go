@@ -1,8 +1,8 @@
-// Package timing holds what loops wait with: a sleep that can be ended, delays that double or vary, and a signal that
-// never blocks.
+// Package timing has the functions with which loops wait: a sleep that can be ended, delays that double or vary, and a
+// signal that never blocks. It decides nothing about retries: its callers do.
 //
-// The delays are functions of the number of failures. A back-off of a library keeps that number, a clock and random
-// numbers itself; here the caller has them, so that simulations replay from a seed.
+// The delays are functions of the number of failures. A back-off of a library has its own count, clock and random
+// numbers. Here the caller has them, so that simulations can be repeated with a seed.
 package timing
 
 import "time"

@@ -1,4 +1,4 @@
-// Package tz finds the changes of a time zone's clock.
+// Package tz finds the changes of a time zone's clock. The instants of calendars are not here: see package calendar.
 package tz
 
 import (
@@ -7,17 +7,19 @@ import (
 )
 
 const (
-	day = 24 * time.Hour // no zone changes its clock twice in one
+	day = 24 * time.Hour // no zone changes its clock twice in a day
 
-	// horizon is beyond whatever asks: a calendar's next instant, which is sought for less than six years.
+	// horizon is the longest time that is searched. It is longer than callers need: a calendar's next instant is searched
+	// for in less than six years.
 	horizon = 10 * 366 * day
 )
 
-// Change returns the first instant after t from which t's location is another span ahead of UTC; the zero time if none
-// comes in ten years.
+// Change returns the first instant after t from which the offset of t's location from UTC is another one. It returns
+// the zero time if there is none within ten years.
 //
-// If a zone's changes follow a rule, Time.ZoneBounds also ends with the year, on the last day of a leap year with an
-// end before t, and begins as if there had always been that rule. So Change only uses ends, and confirms them by Zone.
+// If a zone's changes follow a rule, the bounds of Time.ZoneBounds are not reliable. They also end with the year. On
+// the last day of a leap year the end is before t. The beginning ignores that the rule was not always in force. So
+// Change uses only ends, and confirms them with Zone.
 func Change(t time.Time) time.Time {
 	_, offset := t.Zone()
 	other := func(at time.Time) bool {

@@ -1,9 +1,10 @@
 // Package lazy is a bucket that no refiller refills. Each take first credits the bucket for the time since the take
 // before.
 //
-// Use it for very many keys that are used rarely, such as one for each of millions of users. A bucket of capacity C and
-// rate R admits at most C + R·d tokens in any time d. This bound is exact: fractions of a token are kept, and tokens
-// that fall due while the bucket is full are never credited later.
+// Use it for very many keys that are used rarely, such as one for each of millions of users. It is not for a rate that
+// several regions share, or for a bucket that is divided among flows: see packages pool and fetch. A bucket of capacity
+// C and rate R admits at most C + R·d tokens in any time d. This bound is exact: fractions of a token are kept, and
+// tokens that fall due while the bucket is full are never credited later.
 //
 // # What is stored
 //

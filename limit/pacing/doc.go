@@ -1,4 +1,5 @@
-// Package pacing spaces work evenly: a leaky bucket used as a queue.
+// Package pacing spaces work evenly: a leaky bucket used as a queue. It is not for work that may come in bursts: see
+// packages lazy and window.
 //
 // Takes get places at intervals of 1/rate. A take that comes when the next place is free is admitted at once. Any other
 // take has to wait for its place. If the wait would be longer than [Config.MaxWait], the take is denied. So the work

@@ -1,5 +1,6 @@
 // Package schedule reserves future instants under limits. For example, it answers whether a mail may be sent at 9:00
-// tomorrow, if at most 1 mail is sent per minute, 5 per hour and 10 per day.
+// tomorrow, if at most 1 mail is sent per minute, 5 per hour and 10 per day. It is not for limits that only concern the
+// present: packages window and lazy need less memory.
 //
 // # The rule
 //

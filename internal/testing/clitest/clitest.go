@@ -1,4 +1,4 @@
-// Package clitest tests what the command lines of both programs promise.
+// Package clitest has tests that are common to the command lines of both programs. It is for tests only.
 package clitest
 
 import (

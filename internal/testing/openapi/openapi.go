@@ -1,4 +1,5 @@
-// Package openapi holds answers of the sidecar against its description, for tests.
+// Package openapi compares answers of the sidecar with its OpenAPI description. It is for tests only, and knows only
+// the parts of OpenAPI that the description uses.
 package openapi
 
 import (

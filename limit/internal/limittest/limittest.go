@@ -1,4 +1,4 @@
-// Package limittest holds what the tests of all limiters have in common.
+// Package limittest has the common parts of the tests of all limiters. It is for tests only.
 package limittest
 
 import (
