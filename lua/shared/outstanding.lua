@@ -17,14 +17,14 @@ local RUN_OUT = 4
 local MEMORY_US = 60000000
 local SWEPT = 16 -- records that each call ends beside its own work; more than the one that it adds
 
--- record reads a record; nil if there is none, false if it can't be read.
+-- record reads a record. It returns nil if there is none, false if it can't be read.
 local function record(raw)
   if type(raw) ~= 'string' then return nil end
   local numbers, flow = match(raw, '^([^/]*)/(.*)$')
   local f = {}
   for word in string.gmatch(numbers or raw, '%d+') do f[#f + 1] = word + 0 end
   if #f < 5 then return false end
-  -- What follows era depends on the kind.
+  -- The fields after era depend on the kind.
   return {kind = f[1], n = f[2], ends = f[3], era = f[4], seq = f[5], overrun = f[5], granted = f[6], void = f[6],
     free = f[8] or 0, paid = f[6], flow = flow, clamped = f[7], settlement = {unpack(f, 5, 10)}}
 end
@@ -87,7 +87,8 @@ local function count(s)
   return last
 end
 
--- find_due drops what has ended and sets when the first record ends. If no record is left, it sets s.out to 0.
+-- find_due drops the records that have ended, and sets when the first record ends. If no record is left, it sets s.out
+-- to 0.
 local function find_due(s)
   for id in pairs(ended) do drop_record(id) end
   ended = {}

@@ -11,12 +11,12 @@ import (
 // Division is how a bucket is divided among its flows: the plan that a refiller wrote last, and what the flows asked
 // for since then. Only the right to take tokens is divided. All tokens stay in the bucket.
 type Division struct {
-	Version  policy.Version // of the refill that the plan came with
+	Version  policy.Version // of the refill with which the plan came
 	Clock    int64          // µs: how long the bucket has served its flows, at the speed of its rate
 	At       int64          // when the clock was last advanced, Unix µs
-	Floor    int64          // what a flow without a right leaves in the bucket
-	Unlisted int64          // what an unlisted flow may ask for in a period and take as if it had a right
-	Most     int64          // entries of Asked and Denied, but for listed flows, and a tenth more for teams
+	Floor    int64          // tokens that a flow without a right leaves in the bucket
+	Unlisted int64          // tokens per period that an unlisted flow may take as if it had a right
+	Most     int64          // largest number of entries of Asked and Denied without listed flows; teams have a tenth more
 	Span     int64          // µs of the clock: the longest time for which a flow saves its right
 	Since    int64          // when the period of Asked began, Unix µs; 0 if nothing is counted
 	Ends     int64          // when the plan ends, Unix µs
@@ -28,16 +28,17 @@ type Division struct {
 	Asked, Denied map[string]int64
 }
 
-// Part is what a listed flow has of a bucket: the right to the clock's time since Used, at Price ÷ Weight for a token.
+// Part is the part of a listed flow in a bucket. It is the right to the time of the clock since Used, at Price ÷ Weight
+// for a token.
 type Part struct {
 	Used   int64 // µs of the clock
 	Weight int64
 }
 
-// TeamPart is what all flows of a team have in common.
+// TeamPart has the common numbers of all flows of a team.
 type TeamPart struct {
 	Price float64 // µs of the clock for a token of a flow of weight 1
-	Rest  float64 // µs of the clock for a token of the rest, which is what unlisted flows have together; 0 for no rest
+	Rest  float64 // µs of the clock for a token of the rest, the common right of unlisted flows; 0: none
 	Used  int64   // of the rest, as in a Part
 }
 
@@ -50,15 +51,15 @@ const (
 	fullAbove    = 1.25 // the clock runs at full speed from a floor, divided by this, on
 )
 
-// right is the right to take tokens that a flow or a rest has: µs of the clock, and their price.
+// right is the right of a flow or a rest to take tokens: µs of the clock, and their price.
 type right struct {
 	used  *int64
 	left  int64
 	price float64
 }
 
-// rightOf returns the right with which a flow pays for n tokens; without one if neither it is listed nor a team of it
-// has a rest.
+// rightOf returns the right with which a flow pays for n tokens. There is none if the flow isn't listed and none of its
+// teams has a rest.
 func (d *Division) rightOf(flow string, n int64) right {
 	teams := policy.TeamsOf(flow)
 	if p := d.Parts[flow]; p != nil {
@@ -74,12 +75,12 @@ func (d *Division) rightOf(flow string, n int64) right {
 	return right{}
 }
 
-// saved is a right that was used up to an instant of the clock, to take n tokens.
+// saved returns a right that was used up to an instant of the clock, for a take of n tokens.
 func (d *Division) saved(used *int64, price float64, n int64) right {
 	return right{used: used, left: min(d.Clock-*used, saving(d.Span, price, n)), price: price}
 }
 
-// saving is how much of the clock may be saved at a price, for a take of n tokens.
+// saving returns how much time of the clock may be saved at a price, for a take of n tokens.
 func saving(span int64, price float64, n int64) int64 {
 	return max(span, int64(math.Ceil(float64(max(leastSaved, takesSaved*n))*price)))
 }
@@ -90,7 +91,7 @@ func (d *Division) pay(r *right, n int64) {
 	*r.used = d.Clock - r.left
 }
 
-// count adds to what a flow asked for in this period and returns the name under which it counts, and the sum.
+// count adds tokens to the demand of a flow in this period. It returns the name under which they count, and the sum.
 func (d *Division) count(flow string, n int64) (string, int64) {
 	if d.Since == 0 {
 		return "", n
@@ -103,7 +104,7 @@ func (d *Division) count(flow string, n int64) (string, int64) {
 	return name, d.Asked[name]
 }
 
-// counted is the name under which a flow counts: its own, or that of a team if there are too many.
+// counted returns the name under which a flow counts: its own, or that of a team if there are too many names.
 func (d *Division) counted(flow string) string {
 	if d.Asked[flow] > 0 || d.Parts[flow] != nil || d.entriesBeside(flow) < d.Most {
 		return flow
@@ -119,7 +120,7 @@ func (d *Division) counted(flow string) string {
 	return policy.RootTeam
 }
 
-// entriesBeside is the number of entries, without one for a name that has asked for nothing, which is dropped.
+// entriesBeside returns the number of entries. It drops the entry of a name without a demand, and doesn't count it.
 func (d *Division) entriesBeside(name string) int64 {
 	if d.Asked[name] == 0 {
 		delete(d.Asked, name)
@@ -127,7 +128,7 @@ func (d *Division) entriesBeside(name string) int64 {
 	return int64(len(d.Asked) + len(d.Denied))
 }
 
-// deny counts that of what a flow asked for some tokens were denied.
+// deny counts denied tokens of a flow.
 func (d *Division) deny(name string, n int64) {
 	if d == nil || d.Since == 0 {
 		return
@@ -138,14 +139,15 @@ func (d *Division) deny(name string, n int64) {
 	d.Denied[name] += n
 }
 
-// FlowTaking is what became of a run of takes of a flow.
+// FlowTaking is the result of a run of takes of a flow.
 type FlowTaking struct {
 	policy.RunTaking
 	Paid int64 // tokens, the first ones, for which the flow paid with its right
 }
 
-// Divided takes runs of tokens, one after the other, from a bucket that is divided. In line, no take of a flow is made
-// behind one of it that doesn't fit. A nil Division, and one that has ended, leave the bucket undivided.
+// Divided takes runs of tokens, one after the other, from a bucket that is divided. If inLine is set, no further take
+// of a flow is made once one of its takes doesn't fit. A nil Division, and one that has ended, leave the bucket
+// undivided.
 func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, now int64) []FlowTaking {
 	taken := make([]FlowTaking, len(runs))
 	names := make([]string, len(runs))
@@ -180,12 +182,12 @@ func inOrder(b *policy.Bucket, run policy.Run, closed bool) int64 {
 	return fit
 }
 
-// fits is how many of count takes of n tokens fit into some tokens.
+// fits returns how many of count takes of n tokens fit into some tokens.
 func fits(count, n, tokens int64) int64 { return min(count, max(0, tokens)/n) }
 
-// byRight takes a run of tokens for a flow: while it has a right, or has asked for little in this period, from all that
-// the bucket holds, and then from what it holds above the floor. It returns the name under which the run was counted,
-// how many takes were made, and for how many tokens the flow paid.
+// byRight takes a run of tokens for a flow. While the flow has a right, or has asked for little in this period, it
+// takes from all tokens of the bucket. Then it takes from the tokens above the floor. It returns the name under which
+// the run was counted, how many takes were made, and for how many tokens the flow paid.
 func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken, paid int64) {
 	name, asked := d.count(run.Flow, run.N*run.Count)
 	if closed {
@@ -217,8 +219,8 @@ func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (ta
 	return first + above, paid
 }
 
-// Lend gives a flow's block up to want more tokens. What it is given counts as asked for. The second result is for how
-// many of the tokens the flow paid.
+// Lend gives a flow's block up to want more tokens. The added tokens count as demand of the flow. The second result is
+// the number of tokens for which the flow paid.
 func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, paid int64) {
 	want = min(want, max(0, tokensOf(b))/2)
 	if d == nil || want == 0 {
@@ -232,13 +234,13 @@ func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, paid
 	return granted, paid
 }
 
-// Refuse counts a take of n tokens that is not made, though it may fit: another bucket lacks its tokens.
+// Refuse counts a take of n tokens that is not made, although it may fit, because another bucket has too few tokens.
 func (d *Division) Refuse(flow string, n int64) {
 	name, _ := d.count(flow, n)
 	d.deny(name, n)
 }
 
-// PayBack gives a flow the right to n tokens back, as far as it may save so much.
+// PayBack returns the right to n tokens to a flow, as far as the flow may save it.
 func (d *Division) PayBack(flow string, n int64) {
 	r := d.rightOf(flow, 0)
 	if r.used == nil {
@@ -251,7 +253,8 @@ func (d *Division) PayBack(flow string, n int64) {
 	}
 }
 
-// Charge has a flow ask and pay for n tokens that were taken without regard to its right.
+// Charge counts n tokens as demand of a flow, and makes the flow pay for them. They were taken without regard to its
+// right.
 func (d *Division) Charge(flow string, n int64) {
 	d.count(flow, n)
 	if r := d.rightOf(flow, n); r.used != nil {
@@ -259,7 +262,8 @@ func (d *Division) Charge(flow string, n int64) {
 	}
 }
 
-// sizeOf is the size of a take for which a flow saves: one of up to so many tokens gets a part of the floor at least.
+// sizeOf returns the size of a take for which a flow saves. A take of up to so many tokens gets at least a part of the
+// floor.
 func (d *Division) sizeOf(run policy.Run) int64 {
 	if run.UpTo {
 		return min(run.Count, max(1, d.Floor/upToOfFloor))
@@ -267,7 +271,7 @@ func (d *Division) sizeOf(run policy.Run) int64 {
 	return run.N
 }
 
-// lasts is for how many takes of a run a right that is above zero lasts.
+// lasts returns for how many takes of a run a right above zero suffices.
 func (d *Division) lasts(r *right, run policy.Run) int64 {
 	each := float64(float64(run.N) * r.price)
 	if run.UpTo {
@@ -276,8 +280,9 @@ func (d *Division) lasts(r *right, run policy.Run) int64 {
 	return int64(math.Ceil(float64(r.left) / each))
 }
 
-// spared is how many takes of a run an unlisted flow makes as if it had a right, after it asked for some tokens in this
-// period: those within Unlisted, and the first one, if that is at most half of the floor.
+// spared returns how many takes of a run an unlisted flow makes as if it had a right. before is its demand in this
+// period. These are the takes within Unlisted. The first take is also one of them if it is for at most half of the
+// floor.
 func (d *Division) spared(before int64, run policy.Run) int64 {
 	spared := fits(run.Count, run.N, d.Unlisted-before)
 	if before == 0 && spared == 0 && run.N <= d.Floor/2 {
@@ -286,8 +291,8 @@ func (d *Division) spared(before int64, run policy.Run) int64 {
 	return spared
 }
 
-// dividedWait is how long until a take of a run fits, if no other flow takes any: until the bucket holds it above the
-// floor, or until the flow has a right.
+// dividedWait returns the time until a take of a run fits, if no other flow takes any tokens. It fits when the bucket
+// holds its tokens above the floor, or when the flow has a right.
 func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) int64 {
 	n := run.N + leastOf(b, run.Leave)
 	if d == nil {
@@ -318,8 +323,8 @@ func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) i
 	return within
 }
 
-// Advance moves the clock of a division on to now, for a bucket that holds tokens: the less it holds below the floor,
-// the slower its flows get rights. Otherwise they would have more rights than there are tokens.
+// Advance advances the clock of a division to now, for a bucket that holds so many tokens. Below the floor the clock is
+// slower the fewer tokens the bucket holds. Otherwise its flows would get more rights than there are tokens.
 func (d *Division) Advance(tokens, now int64) {
 	full := 1.0
 	if tokens < d.Floor {
@@ -329,9 +334,9 @@ func (d *Division) Advance(tokens, now int64) {
 	d.At = now
 }
 
-// Apply writes a plan into the division of a bucket that holds tokens, nil for none, and returns the division and what
-// was asked for. It reports false, and writes nothing, if a plan of a later refill is there, or if this plan is not
-// whole and not the next one after that which is there.
+// Apply writes a plan into the division of a bucket that holds so many tokens; a nil division is none. It returns the
+// division and the demand. It reports false and writes nothing if the division has the plan of a later refill. It also
+// does if the plan is not whole, and the division doesn't have the plan that it changes.
 func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) (*Division, policy.Use, bool) {
 	if d != nil && now >= d.Ends {
 		d = nil
@@ -365,8 +370,8 @@ func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) 
 	return d, use, true
 }
 
-// putTeams writes the teams of a plan. A rest that stays keeps what it has used, and a new one begins with all that it
-// may save.
+// putTeams writes the teams of a plan. A rest that stays keeps its used time, and a new rest begins with all the time
+// that it may save.
 func (d *Division) putTeams(p policy.Plan) {
 	before := d.Teams
 	d.Teams = map[string]*TeamPart{}
@@ -388,8 +393,8 @@ func (d *Division) putTeams(p policy.Plan) {
 	}
 }
 
-// putFlows writes the list of a plan. A flow that stays keeps what it has used, and a new one begins with the right to
-// a part of the floor, less what it took.
+// putFlows writes the list of a plan. A flow that stays keeps its used time. A new flow begins with the right to a part
+// of the floor without the tokens that it took.
 func (d *Division) putFlows(p policy.Plan) {
 	before := d.Parts
 	if p.Whole || d.Parts == nil {

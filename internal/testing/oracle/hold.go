@@ -12,7 +12,7 @@ type Bucket struct {
 	Ends map[string]int64   // when each ends, Unix µs
 }
 
-// sweptBeside is the most records that a call ends beside its own work.
+// sweptBeside is the largest number of records that a call ends in addition to its own work.
 const sweptBeside = 16
 
 // HoldingKind is the kind of a record of a bucket.
@@ -31,11 +31,11 @@ type Holding struct {
 	Kind  HoldingKind
 	N     int64 // tokens held
 	Until int64 // when the record ends, Unix µs
-	Era   int64 // in which the tokens were taken
+	Era   int64 // era in which the tokens were taken
 
 	Overrun policy.Overrun    // of a reservation, also one that has run out
-	Void    int64             // of one that has run out: what did not go back
-	Answer  policy.Settlement // of one that was settled
+	Void    int64             // of a reservation that has run out: tokens that were not returned
+	Answer  policy.Settlement // of a settled reservation
 
 	// Of a lease's last call.
 	Seq, Granted, Clamped int64
@@ -48,8 +48,8 @@ type Held int
 const (
 	HeldDone    Held = iota // as asked, or a denial
 	HeldUnknown             // no such bucket, or one without a policy
-	HeldInUse               // the id is of something else
-	HeldNot                 // nothing is known of the id
+	HeldInUse               // the id is that of another record
+	HeldNot                 // there is no record of the id
 	HeldOther               // the bucket is in another era than the lease, which has ended
 )
 
@@ -89,8 +89,8 @@ func (b *Bucket) Reserve(
 	return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
 }
 
-// Settle ends a reservation of which used tokens were used. A reservation that
-// was settled before isn't settled again.
+// Settle ends a reservation. used is the number of its tokens that were used. A reservation that was settled before
+// isn't settled again.
 func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, again bool, held Held) {
 	s := b.Control
 	if s == nil {
@@ -126,8 +126,8 @@ func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, a
 	return answer, false, HeldDone
 }
 
-// Lease settles a block of tokens, of which keep are still held and back come back, and adds up to want to it, at most
-// half of what the bucket holds. The call with the number of the last one changes nothing.
+// Lease settles a block of tokens: keep of them are still held, and back are returned. It adds up to want tokens to the
+// block, at most half of the bucket's tokens. A call with the number of the last call changes nothing.
 func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (granted, clamped int64, held Held) {
 	s := b.Control
 	if s == nil {
@@ -185,7 +185,8 @@ func (b *Bucket) sweep(most int, now int64) policy.Swept {
 	return sum
 }
 
-// end ends records whose time is over. It reports whether an end without a record was dropped. countEnded is to follow.
+// end ends records whose time is over. It reports whether an end without a record was dropped. The caller calls
+// countEnded afterwards.
 func (b *Bucket) end(most int, now int64) (sum policy.Swept, lost bool) {
 	s := b.Control
 	if s.Due == 0 || s.Due > now {
@@ -214,7 +215,7 @@ func (b *Bucket) end(most int, now int64) (sum policy.Swept, lost bool) {
 	return sum, lost
 }
 
-// countEnded counts and finds the first end after records have ended.
+// countEnded updates the outstanding tokens and the first end after records have ended.
 func (b *Bucket) countEnded(lost bool) {
 	if lost {
 		b.recount()
@@ -222,7 +223,7 @@ func (b *Bucket) countEnded(lost bool) {
 	b.findDue()
 }
 
-// restore counts what is outstanding if the state doesn't know when the first record ends: the state or the ends were
+// restore counts the outstanding tokens if the state doesn't have the first end, because the state or the ends were
 // lost. Under strict terms there is no room for more tokens.
 func (b *Bucket) restore() {
 	s := b.Control
@@ -236,8 +237,8 @@ func (b *Bucket) restore() {
 	}
 }
 
-// recount counts what is outstanding after a key was lost, and gives records whose ends were lost their ends back.
-// While an end has no record, what it holds isn't known: no less counts than before.
+// recount counts the outstanding tokens after a key was lost, and restores missing ends from the records. An end
+// without a record holds an unknown number of tokens. While there is one, the count doesn't fall.
 func (b *Bucket) recount() {
 	sum := int64(0)
 	for id, h := range b.Held {
@@ -282,7 +283,7 @@ func (b *Bucket) earliest() (first string, until int64) {
 	return first, until
 }
 
-// findDue sets when the first record ends. If none does, nothing is outstanding.
+// findDue sets when the first record ends. If there is no record, no tokens are outstanding.
 func (b *Bucket) findDue() {
 	_, b.Control.Due = b.earliest()
 	if b.Control.Due == 0 {

@@ -2,8 +2,8 @@ package oracle
 
 import "github.com/tokenrefill/refiller/policy"
 
-// TakeMany makes takes one after the other, each all or nothing, and reports
-// what became of each run and the tokens left.
+// TakeMany makes takes one after the other, each all or nothing. It returns the result of each run and the remaining
+// tokens.
 func TakeMany(b *policy.Bucket, runs []policy.Run, now int64) (results []policy.RunTaking, tokens int64, known bool) {
 	if b.Tokens == nil && b.Control == nil {
 		return nil, 0, false
@@ -22,19 +22,18 @@ func TakeMany(b *policy.Bucket, runs []policy.Run, now int64) (results []policy.
 	return results, tokensOf(b), true
 }
 
-// Charge is what a bucket remembers of a request that took tokens.
+// Charge is the record that a bucket keeps of a request that took tokens.
 type Charge struct {
-	Run   policy.Run // what it asked for
+	Run   policy.Run // the take of the request
 	Taken int64      // tokens taken
-	Left  int64      // tokens left then
-	Era   int64      // in which they were taken
-	Until int64      // for how long it is remembered, Unix µs
+	Left  int64      // tokens that remained
+	Era   int64      // era in which they were taken
+	Until int64      // until when the record is kept, Unix µs
 }
 
-// TakeOnce makes the take of a run for a request, which is charged once while it is
-// remembered. It returns what is remembered afterwards, nil for nothing; charged is
-// what was remembered before. A request that asked for something else takes nothing
-// and is reused.
+// TakeOnce makes the take of a run for a request, which is charged once while its record is kept. charged is the record
+// before, and TakeOnce returns the record afterwards; nil is none. If the record is of another take, nothing is taken,
+// and the request counts as reused.
 func TakeOnce(
 	b *policy.Bucket, charged *Charge, run policy.Run, memory, now int64,
 ) (t policy.Taking, after *Charge, reused bool) {
@@ -60,16 +59,16 @@ func TakeOnce(
 	return t, after, false
 }
 
-// Demand is N tokens of a bucket, which must leave what Leave says; N is at least 1.
+// Demand is a demand for N tokens of a bucket, which must leave the tokens of Leave; N is at least 1.
 type Demand struct {
 	Bucket *policy.Bucket
 	N      int64
 	Leave  policy.Leave
 }
 
-// TakeAll takes tokens of several different buckets, all or nothing. A bucket in shadow mode that lacks them is left
-// out. The answers are in the order of the demands, and OK of each reports whether its tokens are there: if ok, those
-// were taken; otherwise Taken is 0. A bucket without state is not known, and then nothing is taken.
+// TakeAll takes tokens of several different buckets, all or nothing. A bucket in shadow mode that lacks the tokens is
+// left out. The answers are in the order of the demands, and OK of each reports whether the bucket has the tokens. If
+// ok, these were taken, otherwise Taken is 0. If a bucket has no state, it is unknown, and nothing is taken.
 func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	answers = make([]policy.Taking, len(demands))
 	ok = true
@@ -89,9 +88,10 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	return ok, answers
 }
 
-// TakeTemplate is Take of a bucket of a refilled template of terms t, which creates the bucket if it is missing, and
-// puts t in force if that is of a later version. active says whether the bucket is in the active set, and the result
-// whether it is now: it is, unless it was full and still is, or was not created, because it could never hold n tokens.
+// TakeTemplate makes a take from a bucket of a refilled template with terms t. It creates the bucket if it is missing,
+// and puts t in force if t is of a later version. active reports whether the bucket is in the active set, and the
+// result whether it is afterwards. It is not if the bucket was full and still is, or if it was not created because it
+// could never hold n tokens.
 func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (policy.Taking, bool) {
 	created := b.Control == nil
 	switched := follow(b, t, now)
@@ -109,7 +109,7 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 		return taking, active
 	}
 	if (before >= s.Terms.Capacity || !active) && s.Last < now {
-		s.Last, s.Carry = now, 0 // until now it was full, and owed nothing
+		s.Last, s.Carry = now, 0 // until now it was full, so no tokens were due
 		if !taking.OK {
 			taking.Wait = b.Wait(n, now)
 		}

@@ -8,11 +8,11 @@ import (
 	"time"
 )
 
-// WithClock has a Redis server read a clock that [RedisServer.StepClock] sets, through libfaketime.
+// WithClock makes a Redis server read a clock that [RedisServer.StepClock] sets, through libfaketime.
 func WithClock() Option { return func(o *options) { o.clock = true } }
 
-// clockEnv has a server read its clock through libfaketime, with the offset that the file holds. The C library comes
-// before the allocators that servers are linked with: some of them ask for the time before libfaketime is ready.
+// clockEnv makes a server read its clock through libfaketime, with the offset in the file. The C library comes before
+// the allocators that servers are linked with: some of them ask for the time before libfaketime is ready.
 func clockEnv(t testing.TB, file string) []string {
 	t.Helper()
 	find := func(patterns ...string) string {

@@ -48,10 +48,10 @@ func WithProxies() Option { return func(o *options) { o.proxies = true } }
 // WithEnv adds "NAME=value" pairs to the environment of the server.
 func WithEnv(env ...string) Option { return func(o *options) { o.env = append(o.env, env...) } }
 
-// WithAppendOnly has a Redis server write every command to disk before it answers, so that its data survives Kill.
+// WithAppendOnly makes a Redis server write every command to disk before it answers. So its data survives Kill.
 func WithAppendOnly() Option { return func(o *options) { o.append = true } }
 
-// WithDataDir has a Redis server keep its files in an existing directory, which the caller removes. The default is
+// WithDataDir makes a Redis server store its files in an existing directory, which the caller removes. The default is
 // the directory of the process.
 func WithDataDir(dir string) Option { return func(o *options) { o.dataDir = dir } }
 
@@ -59,6 +59,6 @@ func WithDataDir(dir string) Option { return func(o *options) { o.dataDir = dir 
 // by this package know the password.
 func WithPassword(password string) Option { return func(o *options) { o.password = password } }
 
-// WithTLS has the server speak TLS only, and to clients with a certificate of the same authority only. Clients made
-// by this package use certs. It is an option of Redis and of Etcd.
+// WithTLS makes the server accept only TLS, and only clients with a certificate of the same authority. Clients made by
+// this package use certs. It is an option of Redis and of Etcd.
 func WithTLS(certs *Certs) Option { return func(o *options) { o.certs = certs } }

@@ -18,8 +18,8 @@ import (
 // SentinelMaster is the name under which the sentinel knows the master.
 const SentinelMaster = "mymaster"
 
-// RedisSentinel is a master with one replica and one sentinel that fails over by itself. One sentinel with quorum 1,
-// because the vote among sentinels is theirs to test: a single one decides after a second instead of holding
+// RedisSentinel is a master with one replica and one sentinel that fails over by itself. There is one sentinel, with
+// quorum 1, because the vote among sentinels is not tested here. A single sentinel decides after a second, and holds no
 // elections that may split. It fails over only between [RedisSentinel.KillMaster] or [RedisSentinel.FreezeMaster] and
 // [RedisSentinel.WaitMaster]: on a busy machine a master may be silent for a second at any time.
 type RedisSentinel struct {
@@ -80,7 +80,8 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	return s
 }
 
-// startSentinel starts a redis-server in sentinel mode. It rewrites its configuration file, which is therefore its own.
+// startSentinel starts a redis-server in sentinel mode. It rewrites its configuration file, so it has a file of its
+// own.
 func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 	s.t.Helper()
 	var sentinel *RedisServer
@@ -170,10 +171,10 @@ func (s *RedisSentinel) Replica() *RedisServer {
 }
 
 const (
-	// never is how long a silent master stays the master while no failover is asked for.
+	// never is the time after which the sentinel replaces a silent master while no failover is wanted.
 	never = time.Hour
-	// downAfter is how long it does otherwise. A sentinel that was starved does nothing for 30 s, and promotes no
-	// replica that lost its master ten times as long ago as this.
+	// downAfter is that time while a failover is wanted. A sentinel that was starved does nothing for 30 s, and promotes
+	// no replica that lost its master ten times as long ago as this.
 	downAfter = 4 * time.Second
 )
 

@@ -13,9 +13,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Zones are the time zones of Go's own data by name, the same on every machine, as a program in an empty container has
-// them. time.LoadLocation prefers the data of the machine, which may name changes for decades that Go computes by a
-// rule.
+// Zones are the time zones of Go's own data by name. They are the same on every machine, and are those of a program in
+// an empty container. time.LoadLocation prefers the data of the machine. These may list the changes of decades that Go
+// computes by a rule.
 func Zones(t testing.TB) map[string]*time.Location {
 	t.Helper()
 	return zones(t, func(string) bool { return true })
@@ -57,7 +57,8 @@ func zones(t testing.TB, wanted func(name string) bool) map[string]*time.Locatio
 	return found
 }
 
-// ZoneRule is a zone of nothing but a rule as in the environment variable TZ, such as CET-1CEST,M3.5.0,M10.5.0/3.
+// ZoneRule returns a zone that has only a rule in the form of the environment variable TZ, such as
+// CET-1CEST,M3.5.0,M10.5.0/3.
 func ZoneRule(t testing.TB, rule string) *time.Location {
 	t.Helper()
 	nothing := strings.Repeat("\x00", 31)

@@ -14,17 +14,17 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// What is what a call does.
+// What is the operation of a call.
 type What int64
 
-// What a call does.
+// The operations of calls.
 const (
 	Return What = -1
 	Peek   What = 0
 	Take   What = 1
 )
 
-// Outcome is what one limit answers; times are in µs.
+// Outcome is the answer of one limit; times are in µs.
 type Outcome struct {
 	Fits  bool  // n tokens fit
 	Left  int64 // tokens left
@@ -63,20 +63,19 @@ func Wait(ctx context.Context, d time.Duration) error {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// Ask is what a rule is asked about.
+// Ask is the question of a call to a rule.
 type Ask struct {
 	Key string
-	Era int64 // of a return: the Outcome's of the take; 0: not known
+	Era int64 // of a return: Outcome.Era of the take; 0: not known
 }
 
-// Engine answers for one or more rules.
+// Engine decides by one or more rules.
 type Engine interface {
 	// Do makes a call for the first rule.
 	Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error)
-	// Decide makes one call for all rules, each about its own, and returns their
-	// outcomes and the time of the decision, Unix µs on the engine's clock. If
-	// they don't fit all, nothing was taken and each outcome says how it is
-	// without this call.
+	// Decide makes one call for all rules, each about its own, and returns their outcomes and the time of the decision,
+	// Unix µs on the engine's clock. If they don't fit all, nothing was taken, and each outcome has the state without this
+	// call.
 	Decide(ctx context.Context, what What, n int64, of ...Ask) (outcomes []Outcome, now int64, err error)
 	// Reset drops what is stored for the keys of the rules, each of its own.
 	Reset(ctx context.Context, of ...Ask) error
@@ -96,8 +95,7 @@ var (
 // MostCalls bounds the round trips of a limiter that are under way.
 const MostCalls = 256
 
-// Script answers for its rules through Redis. Callers wait on their contexts, not
-// on sockets.
+// Script is the Engine that decides in Redis. Callers wait on their contexts, not on sockets.
 type Script struct {
 	rdb    lua.Client
 	rules  []Rule
@@ -171,7 +169,7 @@ func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
 	return args
 }
 
-// malformed reads which key holds something else.
+// malformed decodes which key holds something else.
 func malformed(reply *lua.Reply, names []string, of []Ask) error {
 	i := reply.Int()
 	if err := reply.End(); err != nil {
@@ -183,7 +181,7 @@ func malformed(reply *lua.Reply, names []string, of []Ask) error {
 	return Malformed(of[i-1].Key, names[i-1])
 }
 
-// outcomes reads what the rules answered.
+// outcomes decodes the answers of the rules.
 func (s *Script) outcomes(reply *lua.Reply, code int64) ([]Outcome, int64, error) {
 	now := reply.Int()
 	outcomes := make([]Outcome, len(s.rules))

@@ -23,8 +23,7 @@ func WithModel[S any](r Rule, model Model[S]) Rule {
 	return r
 }
 
-// Memory answers for its rules from this process's memory. It is safe for
-// concurrent use.
+// Memory is the Engine that decides in the memory of this process. It is safe for concurrent use.
 type Memory struct {
 	rules []Rule
 	now   func() time.Time
