@@ -1,4 +1,3 @@
-// Package compose tests the demo in this directory: its file is one of the
-// Compose specification, what it mounts is there, Envoy's configuration is of
-// Envoy's API, and the programs understand theirs. It starts no container.
+// Package compose tests the demo in this directory: its file meets the Compose specification, the mounted files exist,
+// Envoy's configuration meets Envoy's API, and the programs accept their configurations. It starts no container.
 package compose

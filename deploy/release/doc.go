@@ -1,4 +1,3 @@
-// Package release tests what releases are made with: that the workflows are
-// sound, and that "go install …@version" builds the programs from the module as
-// the proxy serves it. It holds tests only.
+// Package release tests the tools of releases: the workflows are valid, and "go install …@version" builds the programs
+// from the module as the module proxy serves it. It holds tests only.
 package release

@@ -1,9 +1,8 @@
-// Package docs runs the documentation: every code block of every Markdown file is run, compiled or decoded as what it
-// is, and the language of the project is kept. It holds tests only.
+// Package docs tests the documentation: every code block of every Markdown file is run, compiled or decoded, depending
+// on its language. It also checks the language of the project. It holds tests only.
 //
-// Commands run in a shell of their own for each document, one after the other, as they are printed; only the ports are
-// others. What follows the three backticks of a block is a language and then words about the block, separated by
-// spaces:
+// The commands of a document run in one shell, one after the other, as they are printed, but with other ports. The
+// three backticks of a block are followed by a language and then by words about the block, separated by spaces:
 //
 //	file=NAME   the block is that file
 //	cluster     it needs a cluster of Kubernetes, containers or servers that a test doesn't have

@@ -1,6 +1,7 @@
-// Package languages runs the examples that aren't in Go against real servers: "make test-languages".
+// Package languages runs the examples that aren't in Go against real servers: "make test-languages". It holds tests
+// only.
 //
-// "make doors" measures the sidecar that they ask: bursts and latencies.
+// "make doors" measures bursts and latencies of the sidecar that the examples use.
 package languages
 
 import (

@@ -1,5 +1,5 @@
-// Package imagetest gives tests the programs as the image has them, built once
-// for each test program.
+// Package imagetest provides the programs of the image to tests. It builds them once for each test binary. Package
+// image builds the image.
 package imagetest
 
 import (

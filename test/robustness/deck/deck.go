@@ -1,6 +1,7 @@
-// Package deck holds the deployments that random schedules draw from: a deck of cards, each with a value of every
-// dimension. In one deck every value of a dimension meets every value of each other one, wherever the two can meet. So
-// as many schedules as the deck has cards visit all pairs, where independent draws would leave some of them out.
+// Package deck has the deployments from which random schedules draw. They are a deck of cards, each with a value for
+// every dimension. Within a deck, every pair of values of two dimensions that is possible occurs on a card. So
+// schedules for all cards of a deck try all pairs. Independent draws would leave some of them out. The package plans no
+// faults: see package schedule.
 package deck
 
 import (

@@ -1,5 +1,6 @@
-// Package faults is what can go wrong. Each fault strikes a running system and is then healed; it says what it did to
-// the buckets' state, for the verifier to know what may be missing.
+// Package faults has the faults of the robustness tests. Each fault affects a running system and is then healed. It
+// reports its effect on the state of buckets, so that the verifier knows what may be missing. The package decides no
+// verdict: see package verify.
 package faults
 
 import (

@@ -1,5 +1,5 @@
-// Package model is the sequential model that histories are checked against: one bucket, as package policy defines it,
-// and the operations of clients, replicas and faults upon it.
+// Package model is the sequential model with which histories are compared: one bucket, as package policy defines it,
+// and the operations of clients, replicas and faults on it. It is for tests only.
 package model
 
 import (

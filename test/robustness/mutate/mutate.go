@@ -1,9 +1,9 @@
-// Package mutate removes one mechanism from a system under test, to see whether the verifier notices.
+// Package mutate removes one mechanism from a system under test, to check that the verifier detects it. The mutants of
+// package luamutant are different: tests of a single script detect those.
 //
-// A script is changed on its way: the programs call it by its hash, and a proxy in front of Redis replaces that hash by
-// the one of a changed script that Redis has been given. So the programs under test are those that are shipped, with no
-// switch in them. Go code is changed by
-// an overlay at build time.
+// A script is changed between the programs and Redis. The programs call it by its hash, and a proxy in front of Redis
+// replaces the hash by that of a changed script, which Redis has loaded. So the programs under test are the released
+// ones, without a switch for tests. Go code is changed by an overlay at build time.
 package mutate
 
 import (

@@ -1,4 +1,5 @@
-// Package record defines the files of a run: a directory of JSON lines that the verifier reads, and nothing else.
+// Package record defines the files of a run, a directory with files of JSON lines. They are the only input of the
+// verifier. The package doesn't judge them: see package verify.
 //
 //	meta.json             what was run
 //	ops.jsonl             what the clients did

@@ -1,4 +1,4 @@
-// Package report shows what a number of runs came to.
+// Package report summarises the results of a number of runs. It judges no run: see package verify.
 package report
 
 import (

@@ -1,4 +1,5 @@
-// Package schedule plans runs from seeds and carries them out: a system, traffic, and faults one after the other.
+// Package schedule plans runs from seeds and makes them: a system, traffic, and one fault after the other. It is for
+// the robustness tests only. Package limit/schedule is a limiter.
 package schedule
 
 import (

@@ -1,4 +1,5 @@
-// Package traffic calls the buckets as consumers do, and writes down every call and answer.
+// Package traffic calls the buckets as consumers do, and records every call and answer. It doesn't judge the answers:
+// see package verify.
 package traffic
 
 import (

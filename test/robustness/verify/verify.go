@@ -1,5 +1,5 @@
-// Package verify judges a run by its files only: it starts nothing and makes no calls. Each check states one promise of
-// the protocol; what breaks it is a Violation.
+// Package verify judges a run only by its files. It starts no process and makes no calls. Each check states one promise
+// of the protocol. A Violation is evidence that a promise was broken.
 package verify
 
 import (
