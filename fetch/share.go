@@ -15,12 +15,11 @@ import (
 )
 
 const (
-	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. It registers with takes
-	// that ask for the bucket's policy. They occur at least once each policyMaxAge while the bucket is used, so a consumer
-	// may miss two of them.
+	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. While it uses the bucket,
+	// it registers again each registerEvery, so it may miss a few registrations.
 	liveFor = 30 * time.Second
-	// registerEvery is the least time between two counts of a bucket's consumers. Otherwise each denial would cause a
-	// count, since it also brings the policy.
+	// registerEvery is the least time between two registrations of a consumer with a bucket. Each of them also counts the
+	// consumers. Otherwise every reply of the bucket would cause one.
 	registerEvery = policyMaxAge / 2
 	// recountAfter is the time after a bucket's first count from which a take counts the consumers again. Consumers that
 	// start at the same moment are missing from each other's first count.
