@@ -104,7 +104,8 @@ func (t *task) askReservation(call lua.ReserveCall) (until int64, err error) {
 	if err := t.kind.open(t, call.TTL); err != nil {
 		return 0, err
 	}
-	c, kind, key := t.c, t.kind, t.key
+	c, key := t.c, t.key
+	kind := t.kind
 	own := t.cfg.reservation == "" // no other caller has the id
 	undo := func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
 		if own { // if this caller leaves, the reservation ends
