@@ -260,16 +260,18 @@ end
 --   /      clock_us span_us floor unlisted most at_us era index price
 --   TEAM/  used_us price rest
 --   FLOW   used_us weight: a listed flow, which has the right to the time of the clock since used_us
--- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is for how long a flow saves
--- its right. floor is what a flow without a right leaves in the bucket. unlisted is what an unlisted flow may ask for
--- in a period and take as if it had a right. most is how many fields {K}:use has, but for those of listed flows; teams
--- have a tenth more, but for those of the plan. at_us
--- is when the clock was last advanced. era and index are those of the refill that the plan came with. price is the time
--- of the clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the
--- price for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
--- {K}:use is a hash of what was asked for in this period, in tokens, by FLOW. If there are too many names, it counts by
--- TEAM/, and if there are too many teams, by the team above, which is / in the end. /!FLOW and /!TEAM/ are what of that
--- was denied. Field // is when the period began, in µs.
+-- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is the longest time for which
+-- a flow saves its right. floor is the number of tokens that a flow without a right leaves in the bucket. unlisted is
+-- the number of tokens per period that an unlisted flow may take as if it had a right. most is the largest number of
+-- fields of {K}:use, without those of listed flows. Teams have a tenth more, without those of the plan. at_us is when
+-- the clock was last advanced. era and index are those of the refill with which the plan came. price is the time of the
+-- clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the price
+-- for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
+--
+-- {K}:use is a hash of the tokens that were asked for in this period, by FLOW. If there are too many names, it counts
+-- by TEAM/, and if there are too many teams, by the team above, finally by /. Fields /!FLOW and /!TEAM/ are the denied
+-- tokens among them. Field // is the beginning of the period, in µs.
+--
 -- Prices are decimal numbers with a fraction or an exponent. They decide who takes first, never how many tokens there
 -- are.
 local LEAST_SAVED = 5
@@ -277,8 +279,8 @@ local TAKES_SAVED = 4
 local UP_TO_OF_FLOOR = 10
 local MORE_FOR_TEAMS = 1.1
 
--- What is below belongs to the bucket at hand. A flow and a team are named by their places among the fields that were
--- read; 1 is no team.
+-- The variables below belong to the present bucket. A flow and a team are named by their places among the fields that
+-- were read; 1 is no team.
 local fields -- what was read
 local list, names -- that has the names of the fields, and the place before the first one
 local clock, span, price, reserve
@@ -338,7 +340,7 @@ local function right(flow, narrow, wide)
   return narrow > 1 and (rest(narrow) or wide > 1 and rest(wide)) or nil
 end
 
--- saved is how much of the clock a right is to, for takes of n tokens.
+-- saved returns how much time of the clock a right has, for takes of n tokens.
 local function saved(at, n)
   local left = clock - used[at]
   if left <= span then return left end
@@ -356,8 +358,8 @@ local function ask_of_team(use, narrow, wide, n)
   end
 end
 
--- ask counts n tokens that a flow asks for. It returns the field under which that counts, nil for none, and what was
--- asked for under it before in this period.
+-- ask counts n tokens that a flow asks for. It returns the field under which they count, nil for none, and the tokens
+-- that were counted under it before in this period.
 local function ask(use, flow, narrow, wide, n)
   if uncounted then return nil, 0 end
   local field = list[names + flow]
@@ -382,10 +384,11 @@ local function ask(use, flow, narrow, wide, n)
   return field, asked
 end
 
--- serve makes count takes of n tokens for a flow of a bucket that holds tokens, or if n is 0 one of up to count. It
--- returns how many fit: first, while the flow has a right or asked for little in this period, from all that the bucket
--- holds; then from what it holds above the floor. The second result is how many of them, the first ones, the flow pays
--- for with its right. leave is what is to be left. before is what the flow asked for earlier in this period.
+-- serve makes count takes of n tokens for a flow of a bucket that holds so many tokens. If n is 0, it makes one take of
+-- up to count tokens. It returns how many fit. While the flow has a right or asked for little in this period, all
+-- tokens of the bucket count. Then only the tokens above the floor count. The second result is how many of them, the
+-- first ones, the flow pays for with its right. leave is the number of tokens that must be left. before is the number
+-- of tokens that the flow asked for earlier in this period.
 local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local each = n > 0 and n or 1
   local at = right(flow, narrow, wide)

@@ -345,7 +345,7 @@ end
 -- µs. Only the last instant has not come yet. full_s is the instant, in seconds, a minute after steps alone have filled
 -- every bucket of the template twice.
 
--- schedule reads that text; nil if it is empty.
+-- schedule decodes that text. It returns nil if the text is empty.
 local function schedule(text)
   if text == '' then return nil end
   local instants = {}
