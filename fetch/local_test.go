@@ -161,7 +161,11 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { // after a second each counts once more
 		takes()
 		for i := range buckets {
-			if !known(c, strconv.Itoa(i)).share.recounted.Load() {
+			s := known(c, strconv.Itoa(i)).share
+			s.mu.Lock()
+			twice := s.counts[1] > 0
+			s.mu.Unlock()
+			if !twice {
 				return false
 			}
 		}

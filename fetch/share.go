@@ -32,8 +32,7 @@ const (
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
 // reached.
 type share struct {
-	registered mark        // this consumer is registered as one of the bucket
-	recounted  atomic.Bool // the consumers were counted more than once
+	registered mark // this consumer is registered as one of the bucket
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
@@ -81,7 +80,6 @@ func (s *share) count(live int64, now time.Duration) {
 	s.counts[0] = live
 	s.counted = now
 	s.live = slices.Max(s.counts[:])
-	s.recounted.Store(s.counts[1] > 0)
 }
 
 // suppose raises the number of consumers to live if the number isn't known. It also does if an outage begins and the
@@ -226,7 +224,7 @@ func (c *Client) updateShare(key string, s *share, left int64) {
 // if one of its keys is missing, and the key of the consumers may be.
 func (c *Client) register(key string, s *share) {
 	every := registerEvery
-	if !s.recounted.Load() {
+	if s.registered.until.Load() == nil { // it registers for the first time
 		every = recountAfter
 	}
 	if !s.registered.claim(every, time.Now()) {

@@ -506,3 +506,80 @@ func TestAnIndexHasAtMost14Digits(t *testing.T) {
 		}
 	})
 }
+
+// After the clock was set back, or the bucket was rolled back, no step is credited twice.
+func TestTheNextStepAfterAClockWasSetBack(t *testing.T) {
+	t.Parallel()
+	const hour = 3600 * second
+	terms := scheduled(3)
+	forgotten := policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for _, c := range []struct {
+			name             string
+			last, step, next int64 // of the bucket, after the present; next 0: unknown
+			call             policy.Call
+			wantStep         int64 // after the present
+			wantNext         int64
+		}{
+			{"the state has the period", 10 * hour, 10 * hour, 11 * hour, policy.Call{}, hour, 2 * hour},
+			{"the call has it", 10 * hour, 10 * hour, 0, policy.Call{Step: -1, Next: hour - 1}, hour, 2 * hour},
+			{"it isn't known", 10 * hour, 10 * hour, 0, policy.Call{}, 10 * hour, 0},
+			{"rolled back", 0, -hour / 2, 0, policy.Call{Next: hour / 2, Version: forgotten}, 0, hour},
+		} {
+			now := serverTime(ctx, t, rdb)
+			b := ofSchedule(now)
+			b.Control.Last = now + c.last
+			b.Control.Step = now + c.step
+			b.Control.Next = instant(now, c.next)
+			store(ctx, t, rdb, "b", b)
+			call := policy.Call{Version: c.call.Version, Terms: &terms, Step: instant(now, c.call.Step),
+				Next: instant(now, c.call.Next)}
+			_, err := lua.Refill(ctx, rdb, "b", call)
+			require.NoError(t, err)
+			after := load(ctx, t, rdb, "b").Control
+			require.InDelta(t, now+c.wantStep, after.Step, 10*second, c.name)
+			if c.wantNext > 0 {
+				require.EqualValues(t, c.wantNext-c.wantStep, after.Next-after.Step, c.name)
+			}
+		}
+	})
+}
+
+// instant returns an instant that is so long after now; 0 for 0.
+func instant(now, after int64) int64 {
+	if after == 0 {
+		return 0
+	}
+	return now + after
+}
+
+// One token without a state is a bucket that a plain client uses already.
+func TestABucketOfOneTokenIsAdopted(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for key, terms := range map[string]policy.Terms{"b": scheduled(3), "user:1": userTerms} {
+			require.NoError(t, rdb.Set(ctx, key, 1, 0).Err())
+			out, err := lua.Refill(ctx, rdb, key, policy.Call{Create: policy.CreateInitial, Terms: &terms})
+			require.NoError(t, err)
+			require.Equal(t, policy.StatusInitialised, out.Status)
+			require.EqualValues(t, 1, out.Tokens)
+		}
+		require.True(t, rdb.HExists(ctx, lua.ControlKey("user:1"), "lowered").Val(),
+			"its capacity may have been higher before")
+	})
+}
+
+func TestAMalformedBucketKeepsItsPolicy(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		b := storeCase(ctx, t, rdb, "b", 100)
+		require.NoError(t, rdb.Del(ctx, "b").Err())
+		require.NoError(t, rdb.HSet(ctx, "b", "field", "text").Err())
+		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &b.Control.Terms})
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.Equal(t, b.Control.Terms.Fence, out.Fence)
+	})
+}

@@ -123,7 +123,6 @@ local function complete()
     end
     s.status = 6
     s.era = next_era(seen_era, now)
-    s.last = now
     s.step = now
     s.next = following
     s.writes = true
@@ -147,8 +146,8 @@ local function complete()
 
   -- assess reads bucket i, for which policy q is given, and decides what the call does to it.
   local function assess(i, q)
-    s = {bad = 0, differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0,
-      out = 0, due = 0, debt = 0, least = 0}
+    s = {differs = 0, elapsed = 0, tokens = 0, era = 0, index = 0, last = 0, carry = 0, step = 0, next = 0, out = 0,
+      due = 0, debt = 0, least = 0}
     local mine, how = unlike[i] or as_others, nil
     local seen_era, seen_index = match(ARGV[i], '^( *%d+) +%d+ (%d+)')
     seen_era, seen_index = tonumber(seen_era) or 0, tonumber(seen_index) or 0
