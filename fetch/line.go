@@ -29,7 +29,7 @@ type line struct {
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all its waiters want
-	again       chan struct{} // gets a signal if there may be more tokens, and when the line becomes empty
+	again       chan struct{} // gets a signal if there may be more tokens, and when the first waiter goes
 
 	// The last denial. denied is zero if there was none, or if it no longer applies.
 	denied time.Time // when the denial was received
@@ -38,7 +38,7 @@ type line struct {
 	left   int64
 	at     lua.Refilled
 	info   *info
-	asked  int  // how often the bucket was asked since the refill of at
+	asked  int  // denials since the refill at the time at.Last
 	more   bool // the bucket got tokens after the current question was sent
 
 	passed time.Time // when a take last passed the line; before that, when the line was first denied
@@ -62,8 +62,9 @@ type verdict struct {
 	err    error
 }
 
-// untilDue returns the time until the bucket has n tokens beyond those of leave, according to the last denial. It is 0
-// if there was no denial, and Never if no known refill brings the tokens.
+// untilDue returns the time until the bucket has n tokens beyond those of leave, according to the last denial. It is
+// Never if that denial was for the same n and leave, and no known refill brings the tokens. It is 0 if there was no
+// denial, or if the time is unknown.
 func (l *line) untilDue(n int64, leave policy.Leave) time.Duration {
 	if l.denied.IsZero() || l.info.shadowed() {
 		return 0
@@ -164,7 +165,7 @@ func (ls *lines) dueBehind(flow string, n int64, leave policy.Leave) (due time.D
 }
 
 // behind reports whether lines hold a take back, and for how long. That is at least a millisecond; a negative value
-// means for ever. If mayPass is set, the take is not held back when it may pass the lines.
+// means for ever. If mayPass is set, the lines hold the take back only as long as pass says.
 func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
@@ -187,7 +188,8 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 }
 
 // leaves returns the tokens that a call for a take of n must leave in the bucket: those of leave and, unless the take
-// passes the lines ahead, the tokens that these lines want. The sum is at most the capacity less n. The lock is held.
+// passes the lines ahead, the tokens that these lines want. These are added only up to the capacity less n. The lock is
+// held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {
@@ -243,7 +245,7 @@ func (l *line) end(w *waiter, v verdict) {
 	w.verdict <- v
 }
 
-// close removes an empty line and makes the lines behind it ask at once. The lock is held.
+// close removes an empty line. The lines that leave as much or more, of whatever flow, ask at once. The lock is held.
 func (l *line) close() {
 	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
 	timing.Signal(l.again)

@@ -18,18 +18,18 @@ const (
 	readyTime = time.Minute
 	// readyTrips is how many round trips measure a distance: the first one may open a connection.
 	readyTrips = 3
-	// keysTried is how many keys are tried to find one of each master of a Cluster. A master with a single slot is found
-	// with all but one in 10^5 chances.
+	// keysTried is how many keys are tried to find one for each master of a Cluster. A master with a single slot is
+	// missed only once in 10^5 times.
 	keysTried = 12 * lua.Slots
 )
 
-// Ready opens a connection to each server, reads the published templates and measures the round trips. The first take
-// after it then takes one round trip, and the default timeout suits the distance. Call it before a program accepts
-// work. A readiness probe may call it again. It takes no tokens.
+// Ready opens a connection to each server, reads the published templates and measures the round trips. After that, even
+// the first take needs only one round trip, and the default timeout suits the distance. Call it before a program
+// accepts work. A readiness probe may call it again. It takes no tokens.
 //
 // It returns nil when takes can succeed. Otherwise it returns ErrClosed, the context's error if that was cancelled, or
-// ErrUnavailable, which wraps what failed. An open breaker is such a failure. Ready waits until ctx ends, for at most a
-// minute.
+// ErrUnavailable, which wraps what failed. An open breaker is such a failure. Ready returns at the first failure, and
+// at the latest when ctx ends or after a minute.
 func (c *Client) Ready(ctx context.Context) error {
 	if !c.life.enter() {
 		return ErrClosed
@@ -45,7 +45,8 @@ func (c *Client) Ready(ctx context.Context) error {
 	return nil
 }
 
-// connect opens a connection of each client that the Client owns. Those that it shares are left to measure.
+// connect opens a connection of each client that the Client owns. The method measure does so for those that it
+// shares.
 func (ns *nodes) connect(ctx context.Context) error {
 	var pings errgroup.Group
 	for _, own := range ns.own {
@@ -63,7 +64,7 @@ func (ns *nodes) connect(ctx context.Context) error {
 	return pings.Wait()
 }
 
-// measure makes round trips through each queue. The error is also that of an open breaker.
+// measure makes round trips through each queue. It also fails while a breaker is open.
 func (c *Client) measure(ctx context.Context) error {
 	var pings errgroup.Group
 	for s, key := range c.nodes.withKeys(ctx) {

@@ -47,8 +47,8 @@ func (r Reason) String() string {
 	return names[r]
 }
 
-// errorCodes are the words that open an error of Redis. Those with server set show that the server itself can't serve
-// calls. The others concern a single call, or a second call is answered.
+// errorCodes are the words that open an error of Redis. Those that are unfit show that the server itself can't serve
+// calls. The others concern only one call, or disappear when the call is repeated.
 var errorCodes = []struct {
 	code  string
 	cause cause
@@ -80,9 +80,9 @@ const (
 	lost                     // it may have run, but there is no answer
 )
 
-// causeOf classifies an error. No other function does, except timedOut.
+// causeOf classifies an error. Other code only asks for a single property, such as timedOut or the code NOPERM.
 func causeOf(err error) cause {
-	if err == nil { // first, since the variables are allocated on the heap
+	if err == nil { // before the variables, since they are allocated on the heap
 		return cause{}
 	}
 	var (
@@ -147,7 +147,7 @@ type openError struct{ reason Reason }
 
 func (e *openError) Error() string { return "not asked, since calls fail: " + e.reason.String() }
 
-// evidence converts the error of a round trip to evidence about the server, as engine.Sender returns it.
+// evidence converts the error of a round trip to the error that an engine.Sender has to return for it.
 func evidence(err error) error {
 	switch causeOf(err).reach {
 	case answered, rejected:
@@ -167,7 +167,7 @@ func failure(ctx context.Context, err error) error {
 	switch {
 	case c.reach == answered || errors.Is(err, ErrUnavailable):
 		return err
-	case c.reason == ReasonNone: // nor an answer
+	case c.reason == ReasonNone: // and it isn't an answer, so something was closed
 		return ErrClosed
 	case errors.Is(err, context.Canceled) && errors.Is(ctx.Err(), context.Canceled):
 		return fmt.Errorf("fetch: %w", context.Canceled)

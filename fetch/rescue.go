@@ -9,7 +9,7 @@ import (
 
 const (
 	// rescueAfter is how many refill intervals old the last refill must be before this Client makes the next one.
-	// rescueSpread is the most that a Client adds to that. Each Client adds another part, so that they don't act at once.
+	// rescueSpread is the most that a Client adds to that. Each adds a part of its own, so that they don't act at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 )
@@ -28,7 +28,8 @@ func (c *Client) rescues(reply *lua.TakeReply) bool {
 
 // rescue refills a bucket that denied a take, if no refiller does. It calls the refillers' script with the (era, index)
 // of the denial and without a policy, so that the call can neither create the bucket nor change its policy. It reports
-// whether the take should be repeated, because the bucket has want tokens, and whether this Client made the refill.
+// whether the take should be repeated, because the bucket now has the tokens that it needs (want), and whether this
+// Client made the refill.
 func (t *task) rescue(want int64, reply *lua.TakeReply) (again, ours bool) {
 	c := t.c
 	if !c.rescues(reply) || want > reply.Terms.Capacity ||

@@ -134,5 +134,5 @@ var crcOf = func() (table [256]uint16) {
 }()
 
 // ProbeKey returns a key that never exists. Clients ask about it to measure the round trip to a server. The keys of
-// different n are in different slots.
+// many n are in many different slots.
 func ProbeKey(n int) string { return "refiller:probe:" + strconv.Itoa(n) }

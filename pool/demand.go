@@ -6,7 +6,7 @@ import (
 )
 
 const (
-	headroom = 0.1 // h: the part that is added to the rate that was used
+	headroom = 0.1 // the part of the demand that is added to it
 	// Half-lives of a demand that has fallen. The short one applies while some region has too little, so that it soon gets
 	// the rate that others no longer use.
 	slowly = 5 * time.Second
@@ -24,9 +24,10 @@ type demand struct {
 	starved bool // tokens were denied lately
 }
 
-// observe updates the demand by the rates that were consumed and denied over an elapsed time. short reports whether
-// some region could use more than it has. Denied takes may be retries of one another, so they at most double the
-// demand. Otherwise a storm of retries would get a share that the region can't use.
+// observe updates the demand by the rates that were consumed and denied over an elapsed time. total is the pool's rate.
+// short reports whether some region could use more than it has. Denied takes may be retries of one another, so they add
+// at most the consumed rate and retryShare of total. Otherwise a storm of retries would get a share that the region
+// can't use.
 func (d *demand) observe(consumed, denied, total float64, elapsed time.Duration, short bool) {
 	consumed, denied = max(0, consumed), max(0, denied)
 	sample := consumed + min(denied, consumed+retryShare*total)

@@ -20,8 +20,8 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 // A read whose deadline has passed is tried once more. Otherwise a reply that arrived while this process did not run
 // would count as missing. A read without a deadline, as go-redis makes for the slots of a Cluster, gets one.
 //
-// If a connection can't be made, a dial returns one whose writes fail. Otherwise go-redis would write a line to stderr.
-// After as many failures as its pool has connections, it would also dial only once a second.
+// If a connection can't be made, a dial returns one whose writes fail. If it returned an error, go-redis would write a
+// line to stderr, and would dial only once a second after as many failures as its pool has connections.
 type Sockets struct {
 	dials atomic.Int32              // under way
 	ended atomic.Pointer[time.Time] // when the last dial ended; nil: there was none
@@ -36,7 +36,7 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 		s.dials.Add(1)
 		inner, err := dial(ctx, network, addr)
 		ended := time.Now()
-		s.ended.Store(&ended) // first: a caller that finds no dial under way then finds when it ended
+		s.ended.Store(&ended) // before s.dials: a caller that sees no dial under way also sees when it ended
 		s.dials.Add(-1)
 		if err != nil {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end
@@ -56,8 +56,8 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 // Dialing reports whether connections are being made.
 func (s *Sockets) Dialing() bool { return s.dials.Load() > 0 }
 
-// opened returns when a connection was last opened, zero if none was. While one is being opened, it returns the present
-// time.
+// opened returns when the last dial ended, even if it failed; zero if there was none. While a dial is under way, it
+// returns the present time.
 func (s *Sockets) opened() time.Time {
 	if s.Dialing() {
 		return time.Now()
@@ -144,8 +144,8 @@ func (c *socket) SetReadDeadline(t time.Time) error {
 	return c.Conn.SetReadDeadline(t)
 }
 
-// Read implements net.Conn. It reads once more after the deadline. Without that, three times as many takes fail in a
-// process that is stopped for longer than the Grace of its calls, for 1.5 s or 3 s at a time.
+// Read implements net.Conn. It reads once more after the deadline. Without that, three times as many takes failed in a
+// process that was stopped for 1.5 s or 3 s at a time, which is longer than the Grace of its calls.
 func (c *socket) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 || c.deadline.IsZero() || !errors.Is(err, os.ErrDeadlineExceeded) {

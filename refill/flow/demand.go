@@ -29,12 +29,12 @@ func halfLife(flows int, b Bucket) time.Duration {
 
 // hidden is the factor by which a flow wants more tokens than it asked for, if some of these were denied. Its clients
 // remember denials, and ask for nothing meanwhile. Without the factor, the demand of a flow that gets less than its
-// part would appear to be no higher than that.
+// part would appear to be no higher than what the flow gets.
 const hidden = 1.25
 
-// Observe records how many tokens the flows asked for, and how many of these were denied, in a time above 0. The time
-// ended at the instant at, in µs of the server's clock. If it began after the last observation ended, the time between
-// was missed.
+// Observe records how many tokens the flows asked for, and how many of these were denied, in the time use.Covered. It
+// is above 0, and ended at an instant (at) in µs of the server's clock. If it began after the last observation ended,
+// the time between the two was missed.
 func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	covered := time.Duration(use.Covered) * time.Microsecond
 	fresh := 1 - p.kept(use.Covered, b)
@@ -67,7 +67,7 @@ func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	}
 }
 
-// Missed records that this planner doesn't know the demand until an instant, because another replica or none read it.
+// Missed records that this planner doesn't know the demand until an instant: another replica read it, or none did.
 // Earlier observations lose weight, as they do with a new observation. An instant before the last one costs no weight.
 func (p *Planner) Missed(until int64, b Bucket) {
 	p.weigh(p.kept(until-p.until, b))
@@ -94,8 +94,8 @@ func (p *Planner) weigh(part float64) {
 // forgotten is the part of the level below which the demand of a flow is dropped once the flow asks for nothing.
 const forgotten = 0.01
 
-// forget drops the flows that ask for the fewest tokens, so that not too many names remain. Their demand then counts
-// for their teams. As many teams without flows may remain.
+// forget drops the flows that ask for the fewest tokens, so that at most p.flows.Most remain. Their demand then counts
+// for their teams. Of the teams without flows, at most the same number remain.
 func (p *Planner) forget() {
 	for _, t := range p.teams {
 		least := forgotten * t.level * p.seen

@@ -31,7 +31,8 @@ type Server struct {
 	log                                     hclog.Logger
 }
 
-// NewServer makes a Server of buckets and of limits, which have Windows. A nil m counts nothing.
+// NewServer makes a Server of limits. Their buckets are those of client; their windows are part of limits. If m is nil,
+// nothing is counted.
 func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hclog.Logger) *Server {
 	s := &Server{buckets: client, metrics: m, log: log}
 	s.limits.Store(limits)
@@ -49,7 +50,7 @@ type decision struct {
 	detail bool       // the label has values of the request
 	taker  taker
 	key    string
-	flow   string // of a bucket; empty: it has no name
+	flow   string // of the bucket; empty: the limit names none
 	n      int64
 	back   bool // give n hits back instead of taking
 	shadow bool // a denial is not enforced
@@ -71,7 +72,7 @@ func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest)
 }
 
 // Decide takes tokens for all descriptors of a request. If the request is over limit, the tokens are given back, except
-// those of descriptors in shadow mode and with up_to.
+// those of descriptors in shadow mode. Those of descriptors with up_to are given back only if one without it denies.
 func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	limits := s.limits.Load()
 	ds, err := limits.newDecisions(req)
@@ -86,7 +87,7 @@ func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.Ra
 	return limits.response(req, ds, over), nil
 }
 
-// count counts the descriptors that were asked.
+// count counts the descriptors that were asked, except those that gave hits back without an error.
 func (s *Server) count(ds []decision) {
 	for i := range ds {
 		d := &ds[i]
@@ -180,7 +181,7 @@ func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 }
 
 // find sets the limit of a descriptor: the one in the request itself or, without one, that of the file. A descriptor
-// has no limit if the file doesn't have it or its domain.
+// has no limit if the file lacks its domain, or if neither the request nor the file has a limit for it.
 func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.RateLimitDescriptor,
 	entries []entry) error {
 	root := r.domains[inDomain]
@@ -207,7 +208,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 			return nil
 		}
 		d.label, d.detail = d.limit.label(inDomain, named)
-		d.flow = d.limit.flow.flow(inDomain, entries) // before named, since values that share a limit are separate flows
+		d.flow = d.limit.flow.flow(inDomain, entries) // not of named: values that share a limit are separate flows
 		entries = named
 	}
 	d.shadow = r.Shadow || d.limit.shadow
@@ -220,10 +221,10 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	return nil
 }
 
-// askAll asks the limits of all descriptors at once, in one round trip, and reports whether the request is over limit:
-// one of its limits denies, or all of its quotas do. Then the request is refused, so askAll returns the tokens. A
-// descriptor with up_to is charged even if it gets too few tokens. Its tokens are returned only if a descriptor without
-// up_to denies. Descriptors that give hits back come last, because a refused request gives no hits back.
+// askAll asks the limits of all descriptors that take at once, and reports whether the request is over limit: one of
+// its limits denies, or all of its quotas do. Then askAll gives the tokens back. A descriptor with up_to is charged
+// even if it gets too few tokens. Its tokens are given back only if a descriptor without up_to denies. Descriptors that
+// give hits back come last: if the request is over limit, they do so only where tokens that were taken would be kept.
 func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.limited() && d.taker == nil {

@@ -19,7 +19,7 @@ import (
 const SentinelMaster = "mymaster"
 
 // RedisSentinel is a master with one replica and one sentinel that fails over by itself. There is one sentinel, with
-// quorum 1, because the vote among sentinels is not tested here. A single sentinel decides after a second, and holds no
+// quorum 1, because the vote among sentinels is not tested here. A single sentinel decides alone, and holds no
 // elections that may split. It fails over only between [RedisSentinel.KillMaster] or [RedisSentinel.FreezeMaster] and
 // [RedisSentinel.WaitMaster]: on a busy machine a master may be silent for a second at any time.
 type RedisSentinel struct {
@@ -31,7 +31,7 @@ type RedisSentinel struct {
 }
 
 // Sentinel starts the servers and waits until the sentinel could fail over. Options go to master and replica; [WithTLS]
-// is not supported.
+// and [WithDataDir] are not supported.
 func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	t.Helper()
 	o := newOptions(opts)
@@ -80,8 +80,8 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	return s
 }
 
-// startSentinel starts a redis-server in sentinel mode. It rewrites its configuration file, so it has a file of its
-// own.
+// startSentinel starts a redis-server in sentinel mode. That server rewrites its configuration file, so it gets a file
+// of its own.
 func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 	s.t.Helper()
 	var sentinel *RedisServer
@@ -127,7 +127,7 @@ func (s *RedisSentinel) Sentinel() *RedisServer { return s.sentinel }
 // Client returns a new client that asks the sentinel for the master. It is closed when the test ends.
 func (s *RedisSentinel) Client() *redis.Client { return s.client(nil) }
 
-// Direct is Client past the proxies.
+// Direct is like Client, but the connections to master and replica bypass the proxies.
 func (s *RedisSentinel) Direct() *redis.Client { return s.client(pastProxies(s.Servers)) }
 
 // Servers returns master and replica.
@@ -173,8 +173,8 @@ func (s *RedisSentinel) Replica() *RedisServer {
 const (
 	// never is the time after which the sentinel replaces a silent master while no failover is wanted.
 	never = time.Hour
-	// downAfter is that time while a failover is wanted. A sentinel that was starved does nothing for 30 s, and promotes
-	// no replica that lost its master ten times as long ago as this.
+	// downAfter is that time while a failover is wanted. A sentinel promotes no replica that lost its master more than
+	// ten times downAfter ago. That must be longer than 30 s, for which a sentinel does nothing after it was starved.
 	downAfter = 4 * time.Second
 )
 
@@ -197,7 +197,7 @@ func (s *RedisSentinel) KillMaster() *RedisServer {
 }
 
 // FreezeMaster stops the master without ending it, and returns it. The sentinel promotes the replica as after
-// [RedisSentinel.KillMaster]. Resumed, the former master is made the replica.
+// [RedisSentinel.KillMaster]. When the former master is resumed, it becomes the replica.
 func (s *RedisSentinel) FreezeMaster() *RedisServer {
 	s.t.Helper()
 	m := s.Master()
