@@ -108,14 +108,17 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	// On a busy machine another alert may come and go before this one.
 	b.eval(`window.mine = () => [...document.querySelectorAll("#alerts .alert")]
 		.find(a => a.innerText.includes("can't be refilled"))`, nil)
-	b.eval(`mine().mine = "1"`, nil)
-	b.eval(`window.stays = 1; window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
-	b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
+	b.eval(`window.stays = 1`, nil)
+	eventually(t, func() bool { // without processor time the replica loses Redis, and the alert changes
+		b.eval(`(alert => { if (alert) alert.mine = "1" })(mine())`, nil)
+		b.eval(`window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
+		b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
+		var kept string
+		b.eval(`mine()?.mine ?? ""`, &kept)
+		return kept == "1"
+	}, patience, 50*time.Millisecond, "an alert that stays as it is isn't put in again")
 	b.until(`/[1-9]/.test(document.querySelector("tr[data-key=checkout] [data-label=Taken]").innerText)`)
 	b.until(`document.querySelector('tr[data-key="checkout"] [data-label="Found empty"]').innerText != "–"`)
-	var mine string
-	b.eval(`mine().mine`, &mine)
-	require.Equal(t, "1", mine, "an alert that stays as it is isn't put in again")
 	b.shot("light")
 
 	// By keyboard: "/" goes to the search, typing finds, Tab goes on.
