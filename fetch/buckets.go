@@ -253,7 +253,7 @@ func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.Ta
 	}
 	if !reply.Repeated { // a repeated reply is of an earlier time
 		b.known.Store(i)
-		c.updateShare(key, i.share, reply.Remaining)
+		c.updateShare(key, i.share, reply.Remaining, true)
 	}
 	return i
 }

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -161,11 +162,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { // after a second each counts once more
 		takes()
 		for i := range buckets {
-			s := known(c, strconv.Itoa(i)).share
-			s.mu.Lock()
-			twice := s.counts[1] > 0
-			s.mu.Unlock()
-			if !twice {
+			if !known(c, strconv.Itoa(i)).share.recounted.Load() {
 				return false
 			}
 		}
@@ -183,6 +180,31 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	}
 	takes()
 	eventually(t, func() bool { return registered() == buckets }, "all count again")
+}
+
+// A take that doesn't bring the policy doesn't register its Client, however long ago that was. With many buckets, these
+// round trips would be a noticeable part of what a server does.
+func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := hourly(1000)
+		p.Degraded = policy.DegradedLocal
+		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
+		takes := func(d time.Duration) {
+			for range d / time.Second {
+				require.NoError(t, errOf(c.Take(t.Context(), "checkout", 1)))
+				synctest.Wait()
+				time.Sleep(time.Second)
+			}
+		}
+		takes(3 * time.Second) // it counts twice
+		s := known(c, "checkout").share
+		require.True(t, s.recounted.Load())
+		before := s.registered.until.Load()
+		takes(registerEvery + time.Second)
+		require.Equal(t, before, s.registered.until.Load())
+		takes(policyMaxAge)
+		require.NotEqual(t, before, s.registered.until.Load(), "the policy is asked for again")
+	})
 }
 
 // Consumers that start together count one another: the first one's first count has none of the others.

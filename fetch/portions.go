@@ -20,7 +20,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	case reply.Terms != nil || g.whole:
 		i = t.c.applyTakes(g, &reply, t.asked)
 	default:
-		t.c.updateShare(g.key, i.share, reply.Remaining)
+		t.c.updateShare(g.key, i.share, reply.Remaining, false)
 	}
 	rest := portionsOf(g, &reply)
 	for _, r := range g.asks {
@@ -64,7 +64,7 @@ type portions struct {
 	left  int64 // tokens that the bucket had before the next take
 }
 
-// portionsOf returns the portions of a reply, of which no take has its portion yet.
+// portionsOf returns the portions of a reply. No take has got its portion yet.
 func portionsOf(g *group, reply *lua.TakesReply) portions {
 	return portions{g: g, reply: reply, left: reply.Remaining + g.taken(reply)}
 }

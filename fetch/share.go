@@ -15,11 +15,12 @@ import (
 )
 
 const (
-	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. While it uses the bucket,
-	// it registers again each registerEvery, so it may miss a few registrations.
+	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. It registers with takes
+	// that ask for the bucket's policy. They occur at least once each policyMaxAge while the bucket is used, so a consumer
+	// may miss two of them.
 	liveFor = 30 * time.Second
 	// registerEvery is the least time between two registrations of a consumer with a bucket. Each of them also counts the
-	// consumers. Otherwise every reply of the bucket would cause one.
+	// consumers. Otherwise each denial would cause one, since it also brings the policy.
 	registerEvery = policyMaxAge / 2
 	// recountAfter is the time after a bucket's first count from which a take counts the consumers again. Consumers that
 	// start at the same moment are missing from each other's first count.
@@ -32,7 +33,8 @@ const (
 // share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
 // reached.
 type share struct {
-	registered mark // this consumer is registered as one of the bucket
+	registered mark        // this consumer is registered as one of the bucket
+	recounted  atomic.Bool // the consumers were counted more than once
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
@@ -80,6 +82,7 @@ func (s *share) count(live int64, now time.Duration) {
 	s.counts[0] = live
 	s.counted = now
 	s.live = slices.Max(s.counts[:])
+	s.recounted.Store(s.counts[1] > 0)
 }
 
 // suppose raises the number of consumers to live if the number isn't known. It also does if an outage begins and the
@@ -211,10 +214,14 @@ func (cs *consumers) ofAny() int64 {
 	return cs.most
 }
 
-// updateShare records the tokens that a bucket holds in its share, unless that is nil.
-func (c *Client) updateShare(key string, s *share, left int64) {
-	if s != nil {
-		s.record(left, c.consumers.now())
+// updateShare records the tokens that a bucket holds in its share, unless that is nil. Takes that bring the policy
+// (whole) also register this Client, and so do all takes until the consumers were counted twice.
+func (c *Client) updateShare(key string, s *share, left int64, whole bool) {
+	if s == nil {
+		return
+	}
+	s.record(left, c.consumers.now())
+	if whole || !s.recounted.Load() {
 		c.register(key, s)
 	}
 }
