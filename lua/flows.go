@@ -38,7 +38,7 @@ const MaxFlowRuns = 1000
 
 // Do makes the takes of up to MaxTakes buckets with different keys in one call. On a Cluster all keys are in one slot.
 // The replies are in the order of takes and valid until the next call. A bucket that isn't divided at present serves
-// its takes in order.
+// its takes one by one, in order.
 //
 // The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
 // tokens and the paid ones, unless Terms is set. The error for a bucket that doesn't exist is ErrUnknownBucket, even if

@@ -185,14 +185,14 @@ type stage struct {
 // mutants so far, then the other quick ones, then the slow ones, each in a process of its own since a slow test that
 // notices a mutant does so soon.
 func (j *job) stages(noticed successes) []stage {
+	embedded := slices.Concat(j.suite.quick, j.suite.slow)
 	stages := []stage{
-		{"quick", noticed.best(slices.Concat(j.suite.quick, j.suite.slow)), nil, 1, 2 * time.Minute},
+		{"quick", noticed.best(embedded), nil, 1, 2 * time.Minute},
 		{"quick", j.suite.quick, nil, 1, 2 * time.Minute},
 	}
 	for _, test := range noticed.sorted(j.suite.slow) {
 		stages = append(stages, stage{"slow", []string{test}, nil, 1, 2 * time.Minute})
 	}
-	embedded := slices.Concat(j.suite.quick, j.suite.slow)
 	return append(stages, stage{"server", j.suite.all, embedded, 8, 10 * time.Minute})
 }
 

@@ -13,7 +13,7 @@ const (
 	shortestHalfLife = 2 * time.Second
 	longestHalfLife  = 10 * time.Minute
 	// intervalsOfHalfLife is the least number of refill intervals in a half-life. tokensOfHalfLife is the number of tokens
-	// that each flow could take in a half-life.
+	// that each flow could get within a half-life.
 	intervalsOfHalfLife = 10
 	tokensOfHalfLife    = 5
 )

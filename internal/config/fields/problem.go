@@ -85,7 +85,7 @@ func (p Path) String() string {
 	return b.String()
 }
 
-// Closest returns the word of which s is likely a misspelling, or "".
+// Closest returns the word that s likely misspells, or "".
 func Closest(s string, words []string) string {
 	best, least := "", 3
 	if len(s) > maxShown {

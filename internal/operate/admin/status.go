@@ -262,8 +262,8 @@ type Bucket struct {
 	Trend Trend `json:"-"` // of the last quarter of an hour, for the page
 }
 
-// Flows describes how a bucket is divided, and how much its flows took in the last minute. The replica that refills the
-// bucket reads this. If several replicas race for the refills, each reads a part.
+// Flows describes how a bucket is divided, and how much its flows took during the last minute. The replica that refills
+// the bucket reads this. If several replicas race for the refills, each reads a part.
 type Flows struct {
 	Seen    int     `json:"seen"`                    // flows that are distinguished
 	Listed  int     `json:"listed"`                  // flows of the last plan; they ask for more than half of their part

@@ -230,7 +230,7 @@ func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 		return float64(credited)
 	}
 	units := float64(o.Elapsed) * float64(t.Tokens)
-	if t.GrantEra == o.Version.Era { // a pool's terms, a part of which was granted
+	if t.GrantEra == o.Version.Era { // a pool's terms, with a part that was granted
 		granted := min(max(0, t.GrantEnd-(o.Now-o.Elapsed)), o.Elapsed)
 		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
 	}

@@ -10,7 +10,7 @@ type level struct {
 
 // label returns the name of a limit in metrics, which is that of the reference service: the domain, and each key with
 // its value in the file, or in the request if the file asks for that. fromRequest reports whether the name has values
-// of the request, of which there may be any number. Values that share a limit have the name of their pattern.
+// of the request; there may be any number of those. Values that share a limit have the name of their pattern.
 func (l *rateLimit) label(domain string, named []entry) (label string, fromRequest bool) {
 	entries := make([]entry, len(named))
 	for i, e := range named {
