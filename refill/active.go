@@ -12,20 +12,19 @@ import (
 )
 
 const (
-	// pollsPerSecond is how many commands a replica sends in a second to find the idle
-	// shards that hold names.
+	// pollsPerSecond is the number of commands that a replica sends in a second to find the idle shards that hold names.
 	pollsPerSecond = 9
-	// namesAtOnce is about how many names of a shard are read with one command.
+	// namesAtOnce is about the number of names of a shard that one command reads.
 	namesAtOnce = 1000
-	// countsAtOnce is how many shards are counted in one round trip at most.
+	// countsAtOnce is the most shards whose names are counted in one round trip.
 	countsAtOnce = 100
-	// activeBatch is the most buckets of a shard in one round trip. Redis serves takes that arrive meanwhile after all of
-	// them. More buckets would cost Redis less time, but takes would wait longer: test/scale has figures.
+	// activeBatch is the most buckets of a shard in one round trip. A take that arrives meanwhile waits until Redis has
+	// refilled them all. More buckets would cost Redis less time, but takes would wait longer: test/scale has figures.
 	activeBatch = 100
 )
 
-// activeSets has the shards of the templates' active sets that are on a worker's server. The worker refills their
-// buckets while this replica has the claim, or leads.
+// activeSets has those shards of the templates' active sets that are on a worker's server. The worker refills their
+// buckets while this replica leads or has the claim.
 type activeSets struct {
 	w            *worker
 	on           master
@@ -71,8 +70,7 @@ func (a *activeSets) assume() {
 	a.held = held
 }
 
-// count adds the shards of a template that this replica refills. Other goroutines may
-// call it.
+// count adds the numbers of this replica's shards of a template to t. Other goroutines may call it.
 func (a *activeSets) count(t *TemplateStats) {
 	for _, s := range a.shards {
 		if n := s.active.Load(); n > 0 && s.Prefix == t.Prefix {
@@ -98,8 +96,9 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next returns one of the calls that are due; nil if none is. Buckets that arrived, and polls of idle shards, come
-// first, if a poll is due. Then it begins rounds that are due, and continues those under way, the oldest first.
+// next returns one of the calls that are due; nil if none is. If a poll is due, arrivals come first, and then the poll
+// of the idle shards. After these, next begins rounds that are due. Last, it continues rounds that are under way,
+// beginning with the oldest.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
@@ -174,8 +173,8 @@ func (a *activeSets) shardFault(s *shard, err error) bool {
 	return true
 }
 
-// arrive returns a call that puts arrivals into their shard, nil if there are none. A replica with an outdated
-// configuration leaves them to the others.
+// arrive returns a call that puts the arrivals of one shard into it; nil if there are none. A replica with an outdated
+// configuration leaves the arrivals to the others.
 func (a *activeSets) arrive(ctx context.Context) call {
 	i := slices.IndexFunc(a.shards, func(s *shard) bool { return len(s.arrivals) > 0 })
 	if i < 0 || a.w.outdated() {
@@ -285,7 +284,8 @@ func (r *beginning) apply() (failed error) {
 }
 
 // read returns a call that reads some names of the shard. It also moves or removes names that belong to no bucket of
-// the template, unless a later configuration is in force, under which they may be buckets of the template.
+// the template. If a later configuration is in force, it leaves them, because the later template may have these
+// buckets.
 func (a *activeSets) read(ctx context.Context, s *shard) call {
 	r := &reading{a: a, s: s, m: s.members, cursor: s.members.cursor, outdated: a.w.outdated()}
 	r.m.asked = true
@@ -297,7 +297,7 @@ type reading struct {
 	a        *activeSets
 	s        *shard
 	m        *members // of the shard, when the request was made
-	cursor   uint64   // where the request begins to read; after it, where the next one does
+	cursor   uint64   // where this request begins to read; after send, where the next one begins
 	outdated bool     // this replica's configuration is outdated, so the names stay as they are
 	kept     []string
 	err      error
@@ -324,9 +324,9 @@ func (r *reading) apply() error {
 	return r.err
 }
 
-// putRight moves names to the shards of their templates, and removes those that are no bucket's. If the
-// shard to which names are to be moved has a fault, they stay where they are. The reads of that shard report the fault,
-// and the next round tries again.
+// putRight moves names to the shards of their templates, and removes names of no bucket. If the shard to which names
+// are to be moved has a fault, they stay where they are. The reads of that shard report the fault, and the next round
+// tries again.
 func (a *activeSets) putRight(ctx context.Context, s *shard, names sortedNames) error {
 	for prefix, list := range names.moved {
 		err := a.w.r.store.move(ctx, s.Shard, prefix, list)

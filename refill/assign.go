@@ -17,8 +17,8 @@ type memory struct {
 	shards  map[lua.Shard]*shard
 }
 
-// assign distributes the buckets and shards over one worker for each master. They keep their state from before. The
-// state of removed buckets and shards is dropped.
+// assign makes one worker for each master, and distributes the buckets and shards over the workers. Buckets and shards
+// that existed before keep their state. The state of removed buckets and shards is dropped.
 func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -31,7 +31,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 		next.buckets[b.key] = b
 		return b
 	}
-	now := time.Now() // one time for all, so that those of a slot begin together
+	now := time.Now() // one time for all, so that buckets of a slot are due together
 	shards := r.assignShards(masters, before, next.shards, now)
 	workers := make([]*worker, len(masters))
 	for i, m := range masters {
@@ -50,7 +50,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 			w.buckets = append(w.buckets, entryOf(nb))
 		}
 	}
-	for _, w := range workers { // before r.workers shares them: a term may begin at any time
+	for _, w := range workers { // before r.workers is set, because then a term may begin at any time
 		w.buckets.order()
 		w.announce.order()
 	}
@@ -86,7 +86,7 @@ func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bu
 }
 
 func (r *Refiller) newBucket(b Bucket) *bucket {
-	if b.Pooled { // the pool's agent sends its terms to the server
+	if b.Pooled { // its terms come through SetTerms
 		return newPooledBucket(b, r.pooled[b.Key], r.version)
 	}
 	return newBucket(b, r.version)
@@ -160,14 +160,14 @@ func refilledOf(set *policy.Templates, key string) *policy.CompiledTemplate {
 }
 
 // past has the prefixes and the keys of earlier configurations that this replica knows, with the times at which they
-// were replaced. Their buckets that aren't full are in no active set of the present templates. Without past they would
-// not be refilled until their next take.
+// were replaced. A bucket of an earlier configuration may be in no active set of the present templates. Without past,
+// such a bucket would not be refilled until its next take.
 type past struct {
 	prefixes map[string]time.Time // of refilled templates
 	keys     map[string]time.Time // of configured buckets and pools' buckets
 }
 
-// pastFor is how long past is kept. It may be short, because consumers read later templates within seconds.
+// pastFor is how long an entry of past is kept. It may be short, because consumers read later templates within seconds.
 const pastFor = 10 * time.Minute
 
 // recordPast records the prefixes and keys of an earlier configuration. It drops those that are too old, and keys that

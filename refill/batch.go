@@ -17,8 +17,8 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	if len(batch) == 0 {
 		return nil
 	}
-	// After the server comes back, other replicas may still be backing off for this time. They may remember a bucket that
-	// we would create.
+	// For this long after the server has come back, other replicas may still be backing off. One of them may remember a
+	// bucket that we would create.
 	othersCame := !w.silent && (w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout)
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
@@ -37,7 +37,7 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	}
 }
 
-// collect takes the buckets of a batch out of the queue, the leader's pulse first.
+// collect removes the buckets of a batch from the queues. The leader's pulse comes first.
 func (w *worker) collect(now time.Time) (batch []*bucket) {
 	most := w.sizes.batch()
 	w.withhold()

@@ -11,12 +11,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// bucket is the replica's state of a bucket. One worker's goroutine owns it
-// at a time.
+// bucket is the replica's state of a bucket. One worker owns it at a time, and that worker's mutex guards it.
 type bucket struct {
 	key      string
 	slot     int
-	terms    *policy.Terms // nil if this replica has none, so that those in Redis stay in force
+	terms    *policy.Terms // nil if this replica has none: then those in Redis stay in force
 	pooled   *pooledTerms  // nil unless the terms change at run time
 	start    *policy.Terms // pooled: the terms by which a plain bucket becomes the pool's; nil for none
 	plain    bool          // pooled: the terms in force are plain
@@ -24,12 +23,12 @@ type bucket struct {
 	interval time.Duration
 
 	version  policy.Version
-	state    lua.Seen      // goes with version
+	state    lua.Seen      // of the same reply as version
 	step     int64         // stepped: the last instant known to be credited, Unix µs
 	clock    time.Duration // the server's clock less ours, by the last answer
 	seen     bool          // clock and step are set
 	missing  time.Time     // when it was first found missing; zero if it isn't
-	due      time.Time     // of the next call
+	due      time.Time     // when the next call is due
 	failures int           // in a row, because of the bucket itself
 
 	latest  int64   // the latest version that the server reported for it; 0 for a pooled bucket
@@ -123,16 +122,16 @@ func (b *bucket) remember(o policy.Outcome) {
 // outdated reports whether the server has reported a later version than that of our terms.
 func (b *bucket) outdated() bool { return b.pooled == nil && b.terms.Fence.Epoch < b.latest }
 
-// call returns the call to make at our time now. It creates a new bucket only if
-// othersCame: since the server was last unavailable, the replicas that remember the
-// bucket have had time to restore it.
+// call returns the call to make now, by our clock. othersCame reports whether the server has been back for so long that
+// the replicas that remember the bucket have restored it. Otherwise the call does not create a new bucket, unless the
+// bucket is a claim.
 func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	if b.pooled != nil {
 		b.terms = b.pooled.Load()
 	}
 	c := policy.Call{Version: b.version, Create: policy.CreateLost, Terms: b.terms}
 	switch {
-	case b.plain && b.start != nil: // a grant can't make it the pool's
+	case b.plain && b.start != nil: // terms with a grant can't make it the pool's
 		c.Create, c.Terms = policy.CreateNever, b.start
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.claim:
@@ -142,8 +141,9 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		}
 		return lua.RefillCall{Key: b.key, Call: c}
 	case b.outdated() || b.refusal == overridden:
-		// A replica with outdated terms sends none and creates no bucket. If the policy in force is stepped, we don't know
-		// its schedule: a call with the right index could win and keep out the replicas that do know it.
+		// If our terms are outdated, or the key has an override, the call has no terms and creates no bucket. If the policy
+		// in force has a schedule, this replica doesn't know it, so the call only reads. With the right index it could win,
+		// and keep out the replicas that know the schedule.
 		c.Create, c.Terms = policy.CreateNever, nil
 		if b.stepped {
 			c.Version = policy.Version{}
@@ -169,7 +169,7 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 	return lua.RefillCall{Key: b.key, Call: c, Seen: b.state}
 }
 
-// apply applies the reply to a call that took so long and sets the time of the next call.
+// apply applies the reply to a call and sets the time of the next call. took is the duration of the round trip.
 func (b *bucket) apply(o policy.Outcome, replied time.Time, took time.Duration, rng *rand.Rand) {
 	b.failures = 0
 	b.clock, b.seen = time.UnixMicro(o.Now).Sub(replied), true
@@ -199,7 +199,8 @@ func (b *bucket) apply(o policy.Outcome, replied time.Time, took time.Duration, 
 	b.due = replied.Add(wait)
 }
 
-// doubtful reports whether the last reply left other terms than ours in force for a reason that may pass.
+// doubtful reports whether the last call failed because of the bucket, or left other terms than ours in force. Terms of
+// a later version don't count: they stay until our file changes.
 func (b *bucket) doubtful() bool {
 	return !b.signal && (b.failures > 0 || b.refusal != accepted && b.refusal != older)
 }
@@ -252,7 +253,7 @@ func (b *bucket) refused(o policy.Outcome) refusal {
 	return accepted
 }
 
-// report adds a notice of a reply that an operator should know of.
+// report adds a notice of the reply if an operator should know of it.
 func (b *bucket) report(to *notices, o policy.Outcome) {
 	switch o.Status {
 	case policy.StatusInitialised:

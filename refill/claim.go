@@ -8,14 +8,15 @@ import (
 )
 
 // A claim is a bucket without consumers, one for each master. The replica that refilled it last refills the active sets
-// on that master. The other replicas only read when that was. When the holder has stopped, they race for the claim as
-// for any bucket. A replica with a later version of the configuration takes the claim from one with an older version,
-// by its fence, because it has the templates that are in force.
+// on that master. The other replicas only read the time of that refill. When the holder has stopped, they race for the
+// claim as for any bucket. A replica with a later version of the configuration has the templates that are in force.
+// Because its fence is newer, it takes the claim from a replica with an older version.
 //
 // A replica that takes a claim over makes five calls before it refills a bucket. So a claim has to stay with its
 // holder, even if a call takes longer than an interval.
 //
-// If two replicas refill the active sets at once, they only do work twice: each bucket has an index.
+// If two replicas refill the active sets at once, some calls are wasted. No bucket is refilled twice, because each has
+// an index.
 
 const (
 	// outdatedWaits is how many intervals after the claim's last refill a replica with an older configuration calls
@@ -33,12 +34,12 @@ func newClaim(key string, interval time.Duration, version int64) *bucket {
 	return b
 }
 
-// abandoned returns the time after its last refill at which a claim counts as abandoned.
+// abandoned returns how long after its last refill a claim counts as abandoned.
 func (b *bucket) abandoned() time.Duration { return b.interval*abandonedAfter/4 + 2*b.took }
 
-// applyClaim records whether this replica has the claim, and returns the time until the next call. took is the time of
-// the call. If the holder has abandoned the claim, this replica reads the active sets at once, and takes the claim with
-// its next call. It doesn't wait for that, because a new holder first has to call once for each bucket.
+// applyClaim records whether this replica has the claim, and returns the time until the next call. took is the duration
+// of the call. If the holder has abandoned the claim, this replica reads the active sets at once, and takes the claim
+// with its next call. It reads them before it has the claim, because it first has to call once for each bucket.
 func (b *bucket) applyClaim(o policy.Outcome, took time.Duration, rng *rand.Rand) time.Duration {
 	b.took = max(took, b.took-b.took/8)
 	since := time.Duration(o.Now-o.Last) * time.Microsecond

@@ -17,52 +17,52 @@ import (
 type Bucket struct {
 	Key    string
 	Policy policy.Policy
-	// Pooled reports that the bucket is a pool's, which gets its terms through SetTerms. Of Policy only the interval and
-	// the flows are used. Before SetTerms is called, the bucket is refilled under the terms that are in force in Redis,
-	// and not created.
+	// Pooled is set for a pool's bucket. Its terms come through SetTerms, and only the interval and the flows of Policy
+	// are used. Before SetTerms is called, the bucket is refilled under the terms that are in force in Redis. If it
+	// doesn't exist then, it is not created.
 	Pooled bool
-	// Start are the terms of a pooled bucket without a grant; nil for none. By them a plain bucket of a lower version
-	// becomes the pool's.
+	// Start has the terms that turn a plain bucket of a lower version into the pool's bucket. They have no grant. Nil
+	// means that such a bucket stays plain.
 	Start *policy.Terms
 }
 
-// Event is one answer to a refill call.
+// Event describes a refill call and its reply.
 type Event struct {
 	Key     string
 	Sent    time.Time // just before the call's batch was sent
-	Replied time.Time // when its answer was there
+	Replied time.Time // when the batch's replies had arrived
 	Call    policy.Call
 	Outcome policy.Outcome
 	Err     error
 	Flows   *FlowsRead // the demand of the bucket's flows that was read after the refill; nil for none
 }
 
-// OwnFault reports whether the call failed for a reason that is the bucket's, not its server's.
+// OwnFault reports whether the call failed because of the bucket, and not because of its server.
 func (e Event) OwnFault() bool { return e.Err != nil && ownFault(e.Err) }
 
-// Config is what a Refiller needs.
+// Config configures a Refiller.
 type Config struct {
 	// Redis holds the buckets. It must not be closed before Run returns. Set its ContextTimeoutEnabled. Otherwise only its
 	// socket timeouts bound a call, and not Timeout.
 	Redis redis.UniversalClient
-	// Buckets to keep full; their keys are unique.
+	// Buckets are the buckets to keep full. Their keys must be unique.
 	Buckets []Bucket
 	// Templates are the published templates; nil for none. Buckets of refilled templates are refilled while they are not
 	// full. Other refillers of the same Redis may have the same templates or later ones.
 	Templates *policy.Templates
-	// Version of the configuration that the policies come from, 0 or more. A
-	// bucket never goes back to a policy of an older version.
+	// Version is the version of the configuration that the policies come from, 0 or more. A bucket never goes back to a
+	// policy of an older version.
 	Version int64
 	// Elected makes the replica a standby except while Lead runs.
 	Elected bool
 	// Pulse is the name of the pulse buckets of elected mode. Replicas of one election have the same name, and those of
 	// different elections different names. Default "refiller:pulse".
 	Pulse string
-	// Interval of the pulse. Default policy.DefaultInterval.
+	// Interval is the refill interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration
-	// Timeout of one batch, 1 ms or more. A batch for a server far away, or after failed batches, has up to four times as
-	// long, so that it can open connections. With a higher timeout a silent server is detected later. With a lower one,
-	// calls to a slow server fail. Default 500 ms.
+	// Timeout is the time for one batch, 1 ms or more. If the server is far away, or batches have failed, a batch gets up
+	// to four times as long, so that it can open connections. With a higher timeout a silent server is detected later.
+	// With a lower one, calls to a slow server fail. Default 500 ms.
 	Timeout time.Duration
 	// Batch is the most buckets in one round trip, 1 to 10000. A slow server gets fewer. Default 500.
 	Batch int
@@ -170,5 +170,5 @@ type BucketError struct {
 // Error implements error.
 func (e *BucketError) Error() string { return fmt.Sprintf("refill: bucket %q: %v", e.Bucket, e.Err) }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *BucketError) Unwrap() error { return e.Err }

@@ -2,14 +2,15 @@
 // not compute credit, which the script does (package lua), and it does not elect a leader (package election).
 //
 // A [Refiller] calls the refill script once per refill interval for each of its buckets, with the index of the last
-// reply. Any number of replicas may do so at once. The index lets one of them win each refill. The credit depends on
-// elapsed time only, so every win adds exactly what is due. So a replica that crashes, pauses or races another one
-// neither mints nor loses a token.
+// reply. Any number of replicas may do so at once: because of the index, only one of them wins each refill. The credit
+// depends on elapsed time only, so every win adds exactly what is due. So no token is added twice or lost if a replica
+// crashes, pauses or races another one.
 //
 // # Who refills
 //
 // In race mode every replica calls. The winner calls again one interval after its refill. The others call a little
-// later. As long as the winner works, they lose, which writes nothing. If it has stopped, one of them wins.
+// later. As long as the winner works, their calls lose and write nothing. If the winner has stopped, one of the others
+// wins.
 //
 // In elected mode ([Config.Elected]) the replica whose [Refiller.Lead] was called refills. On each Redis master it also
 // refills one more bucket, the pulse, which the standbys read. When the pulse has been silent for two intervals, the
@@ -23,6 +24,6 @@
 // refill that fills a bucket removes it. On each master one replica refills the active sets: the one that has the
 // claim. It keeps the claim until it stops. Then the others race for the claim as for any bucket.
 //
-// [Refiller] describes its load on Redis and what it does on failures, and [Refiller.Update] how a later configuration
-// reaches all replicas. A Refiller's methods are safe for concurrent use.
+// [Refiller] describes the load on Redis and the behaviour on failures. [Refiller.Update] describes how a later
+// configuration reaches all replicas. A Refiller's methods are safe for concurrent use.
 package refill

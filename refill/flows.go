@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/refill/flow"
 )
 
-// division is what a replica remembers to divide a bucket among its flows. The replica that wins a refill reads the
-// demand of the flows, and writes the plan that it computed from the demand that it had read before.
+// division is the state with which a replica divides a bucket among its flows. The replica that wins a refill reads the
+// demand of the flows. It also writes a plan, which it computed from the demand of earlier reads.
 type division struct {
 	flows   *policy.Flows
 	pooled  bool        // the bucket is a pool's, whose rate and capacity come with its terms
@@ -37,7 +37,7 @@ func newDivision(p policy.Policy, terms *policy.Terms) *division {
 	return d
 }
 
-// begin forgets the demand of the flows. The plan in force stays until the demand was read once.
+// begin forgets the demand of the flows. The plan in force stays until the demand has been read.
 func (d *division) begin() {
 	d.planner = flow.New(d.flows)
 	d.next = d.planner.Plan(true, d.about)

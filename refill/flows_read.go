@@ -18,13 +18,13 @@ type FlowsRead struct {
 
 // FlowUse is the demand of one flow.
 type FlowUse struct {
-	Name   string // the name of a team, with a slash at its end, for its flows that are counted together
+	Name   string // a flow's; or a team's, with a slash at its end, for its flows that are counted together
 	Asked  int64  // tokens, taken or denied
 	Denied int64  // tokens
 	Listed bool   // the plan has a right for it
 }
 
-// readOf returns the reading of a refill. It is called before the planner observes that reading.
+// readOf returns the demand that was read after a refill. It must be called before the planner observes that demand.
 func (d *division) readOf(use policy.Use) *FlowsRead {
 	read := &FlowsRead{Covered: micros(use.Covered), Flows: make([]FlowUse, 0, len(use.Asked))}
 	for name, asked := range use.Asked {
@@ -33,7 +33,7 @@ func (d *division) readOf(use policy.Use) *FlowsRead {
 	return read
 }
 
-// flowsRead returns the reading of the i-th bucket's flows, once; nil if there is none.
+// flowsRead returns the demand that was read of the i-th bucket's flows, and forgets it; nil if there is none.
 func (t *trip) flowsRead(i int) *FlowsRead {
 	k, divided := slices.BinarySearchFunc(t.divided, i, func(d divided, i int) int { return d.index - i })
 	if !divided {

@@ -9,11 +9,11 @@ type notices []notice
 type notice struct {
 	level   hclog.Level
 	message string
-	fields  []any // of the first bucket
-	others  int
+	fields  []any // of the first bucket with the message
+	others  int   // further buckets with the message
 }
 
-// add adds the news of one bucket.
+// add adds a message about one bucket.
 func (n *notices) add(level hclog.Level, message string, fields ...any) {
 	for i := range *n {
 		if (*n)[i].message == message {

@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// beatState is the state of a pulse as a standby sees it.
+// beatState is a standby's judgement of the pulse.
 type beatState int
 
 const (
@@ -41,7 +41,7 @@ type pulse struct {
 	asked      bool // a call about it is under way
 	older      bool // the leader's configuration is older than this replica's
 	withheld   bool // this leader's configuration is outdated, so it doesn't refill the pulse
-	unreadable bool // the key holds something else, or the server forbids it to us
+	unreadable bool // the key holds something else, or the server denies us access
 }
 
 func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand) *pulse {
@@ -63,8 +63,8 @@ func (p *pulse) due() time.Time {
 // isRead reports whether this replica reads the pulse, as a standby does.
 func (p *pulse) isRead() bool { return !p.peekDue.IsZero() }
 
-// assume changes the role. A new leader refills the pulse at once. A new standby counts the silence from now on, which
-// gives the next leader two intervals.
+// assume changes the role. A new leader refills the pulse at once. A new standby reads the pulse at once, as if for the
+// first time.
 func (p *pulse) assume(leading bool, now time.Time) {
 	p.state = beating
 	p.older = false
@@ -85,7 +85,7 @@ func (p *pulse) applyMissing(replied time.Time) {
 	p.judge(replied)
 }
 
-// apply applies a reading of the pulse, sent and replied at our times.
+// apply applies a reading of the pulse. sent and replied are the times of the call by our clock.
 func (p *pulse) apply(reply lua.PeekReply, sent, replied time.Time) {
 	first := p.changed.IsZero()
 	if first || reply.Version != p.version {

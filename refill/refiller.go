@@ -24,11 +24,13 @@ const topologyInterval = 5 * time.Second
 //
 // # Load on Redis
 //
-// There is a worker for each master. It has one call under way, or two if it is behind. Buckets share script calls, on
-// a Cluster those of one slot. A script call has as many buckets as the server refills in a quarter of a millisecond,
-// by recent measurements, and at most 50. A batch has as many as keep the server busy for a tenth of the timeout. After
-// each batch that was not answered, the next one has half as many. Buckets that fall due meanwhile wait, and their
-// credit isn't lost.
+// There is a worker for each master. It has one batch, or two if it is behind, under way at a time. A batch is a
+// pipeline of script calls, each for several buckets. On a Cluster, the buckets of a script call are in one slot.
+//
+// A script call has at most 50 buckets, and no more than the server refills in a quarter of a millisecond, by recent
+// measurements. A batch has no more buckets than the server refills in a tenth of the timeout. After each batch that
+// was not answered, the next one has half as many buckets. Buckets that fall due meanwhile wait, and their credit isn't
+// lost.
 //
 // # Failures
 //
@@ -51,7 +53,7 @@ type Refiller struct {
 	buckets   []Bucket
 	templates *policy.Templates
 	version   int64
-	pooled    map[string]*pooledTerms // of those of buckets that are pooled
+	pooled    map[string]*pooledTerms // by the keys of the pooled buckets
 	running   bool
 	leading   bool
 	epoch     int64
@@ -67,7 +69,7 @@ type Refiller struct {
 // ErrRunning is returned when Run is called on a Refiller that runs.
 var ErrRunning = errors.New("refill: already running")
 
-// New checks the configuration; it makes no call.
+// New checks the configuration and returns a Refiller. It makes no call to Redis.
 func New(cfg Config) (*Refiller, error) {
 	cfg.setDefaults()
 	if err := cfg.validate(); err != nil {
@@ -193,17 +195,16 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 // with its next call, which comes at once, even from a standby. A template's bucket changes with its next refill.
 // Removed buckets are no longer refilled. An error leaves everything as it was.
 //
-// The policies of the latest version that a living replica has are in force within a second, or two refill intervals if
-// that is longer. It doesn't matter which replica leads:
+// The latest version that any living replica has is in force within a second, or within two refill intervals if they
+// are longer. This doesn't depend on which replica leads:
 //
 //   - Every replica, even a standby, sends a later version to the server with one call per bucket.
 //   - If the server reports a later version for a bucket, the replica stops sending its policy and does not create the
-//     bucket. Otherwise it would restore an earlier policy after a loss. If the bucket is stepped, only replicas that
-//     know the schedule refill it. This ends when the replica's own file reaches that version.
+//     bucket. Otherwise it would restore an earlier policy after a loss. If the bucket has a schedule, only replicas
+//     that know the schedule refill it. This ends when the replica's own file reaches that version.
 //   - A leader to which a later version was reported, by the server or by [Refiller.RecordVersion], stops its pulse.
 //     Then the standbys race.
-//   - A standby races while the pulse is of an earlier version than its own, because the leader doesn't have the later
-//     file then.
+//   - A standby races while the pulse has an earlier version than its own. Then the leader doesn't have the later file.
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err
@@ -229,8 +230,8 @@ func (r *Refiller) RecordTemplates(earlier *policy.Templates) {
 }
 
 // RecordVersion records that a version of the configuration is in use elsewhere, for example in the published
-// templates. A leader whose own version is lower stops its pulse, so that replicas with a later file race. It resumes
-// the pulse when Update has given it that version.
+// templates. A leader whose own version is lower stops its pulse, so that replicas with a later file race. When Update
+// has given the leader that version, it resumes the pulse.
 func (r *Refiller) RecordVersion(version int64) {
 	for {
 		latest := r.published.Load()

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// shard is one shard of a template's active set. It belongs to a worker's goroutine.
+// shard is one shard of a template's active set. One worker owns it.
 type shard struct {
 	lua.Shard
 	template  *policy.CompiledTemplate // nil if the template is an earlier one: then names are only moved to other shards
@@ -18,10 +18,10 @@ type shard struct {
 	bySlot    bool // on a Cluster: buckets are refilled in the order of their slots, so that they share script calls
 
 	members *members     // nil unless this replica refills the shard and it has or had buckets
-	active  atomic.Int64 // 1 more than the buckets in it; 0 without members
+	active  atomic.Int64 // number of names in it, plus 1; 0 without members
 	failed  bool         // the shard's fault was logged
 
-	arrivals []string // buckets that were configured before and are the template's now; to be put into the shard
+	arrivals []string // keys of an earlier configuration that are the template's now; still to be put into the shard
 }
 
 // enter makes the replica refill the shard from now on.
@@ -29,7 +29,7 @@ func (s *shard) enter(now time.Time) {
 	s.members = &members{of: s, due: now, entries: map[string]*entry{}}
 }
 
-// leave forgets the members. Replies to calls for them that are under way change nothing.
+// leave forgets the members. If a call for them is under way, its reply changes nothing.
 func (s *shard) leave() {
 	s.members = nil
 	s.active.Store(0)
@@ -84,7 +84,7 @@ func (s *shard) sort(names []string) sortedNames {
 // members are the buckets in a shard that this replica refills.
 //
 // The replica goes over them in rounds, two in an interval. A bucket is refilled in every second round. The rounds in
-// between are for new buckets: a new bucket is found within half an interval, its first call reads its index, and the
+// between are for new buckets. A new bucket is found within half an interval, and its first call reads its index. Its
 // second call, half an interval later, refills it. If rounds take longer than half an interval, a bucket is refilled in
 // each of them.
 type members struct {

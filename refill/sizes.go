@@ -13,10 +13,10 @@ const (
 	// four times as long, 1 ms.
 	scriptBudget = 250 * time.Microsecond
 	// firstPerCall is the number of buckets that share a script call before the server's speed is known. maxPerCall is the
-	// highest number. With more buckets the server would gain nothing.
+	// highest number, because more buckets in a call would save the server nothing.
 	firstPerCall = 20
 	maxPerCall   = 50
-	// batchShare divides the timeout of a batch: a batch may keep the server busy for that part of it.
+	// batchShare is a divisor of a batch's timeout. A batch may keep the server busy for that part of the timeout.
 	batchShare = 10
 )
 

@@ -31,9 +31,9 @@ func (w *worker) assume(leading bool) {
 	w.timer.Reset(0)
 }
 
-// handOver refills once more, at the end of a term, the pulse and the buckets that are due within half an interval. A
-// successor first reads the indexes and then waits half an interval. So it is in time if no refill is due sooner.
-// Buckets that handOver can't refill within half an interval are left to the successor.
+// handOver makes the last refills of a term: those of the pulse and of the buckets that are due within half an
+// interval. A successor first reads the indexes and then waits half an interval. So it is in time for every refill that
+// is due later than that. Buckets that handOver can't refill within half an interval are left to the successor.
 func (w *worker) handOver() {
 	now := time.Now()
 	hurry := func(b *bucket) {

@@ -11,8 +11,8 @@ import (
 
 // Stats counts what this replica's calls did since it started.
 type Stats struct {
-	Calls    map[policy.Status]int64 // answers by status
-	Errors   int64                   // calls without an answer
+	Calls    map[policy.Status]int64 // replies by status
+	Errors   int64                   // calls without a reply
 	Faults   int64                   // calls for buckets that are malformed or forbidden
 	Added    int64                   // tokens this replica added
 	Clamped  int64                   // tokens due that full buckets could not hold
@@ -22,7 +22,7 @@ type Stats struct {
 	Version  int64
 	Buckets  int
 	LastLag  time.Duration // time between the last two refills of the bucket refilled last
-	LastCall time.Time     // of the last answer; zero if none came yet
+	LastCall time.Time     // time of the last reply; zero before the first one
 	LastLoop time.Time     // when the slowest worker last checked for a due call; zero while none runs
 	Away     error         // why refills pause on a master, or on all; nil if they don't
 
@@ -42,15 +42,15 @@ type TemplateStats struct {
 	Prefix  string
 	Shards  int                     // of the active set that this replica refills
 	Active  int64                   // buckets in those shards at their last rounds
-	Calls   map[policy.Status]int64 // answers by status
-	Errors  int64                   // calls without an answer
+	Calls   map[policy.Status]int64 // replies by status
+	Errors  int64                   // calls without a reply
 	Faults  int64                   // calls for buckets that are forbidden or that make the script fail
 	Left    int64                   // names that left the active set: buckets that were full, and names of no bucket
 	Added   int64
 	Clamped int64
-	// Lag counts the refills by their delay: in element i those with a delay up to LagBounds[i], and in the last element
-	// the others. The delay is the time since the refill before, or since the take that left the bucket less than full,
-	// less one refill interval.
+	// Lag counts the refills by their delay. Element i has those with a delay up to LagBounds[i] that no element before it
+	// has, and the last element has the others. The delay is the part of the elapsed time that exceeds one refill
+	// interval. The elapsed time begins with the previous refill, or with the take that left the bucket less than full.
 	Lag    []int64
 	LagSum time.Duration
 }

@@ -11,13 +11,12 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// store is the buckets' server.
+// store is the server, or the Cluster, that holds the buckets.
 type store interface {
-	// refill calls the refill script for each bucket, at most perCall in a call;
-	// the results are in order.
+	// refill calls the refill script for the buckets, with at most perCall of them in a script call. The results are in
+	// the order of calls.
 	refill(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
-	// refillActive calls the refill script for buckets of a shard of an active set:
-	// see lua.RefillActive.
+	// refillActive does the same for buckets of a shard of an active set: see lua.RefillActive.
 	refillActive(ctx context.Context, s lua.Shard, calls []lua.RefillCall, perCall int) []lua.RefillResult
 	// occupied reports which shards hold names, and counts returns how many they hold.
 	// names, add, remove and move are for the names in one shard: see package lua.
@@ -29,10 +28,10 @@ type store interface {
 	move(ctx context.Context, s lua.Shard, prefix string, names []string) error
 	// peek reads one bucket.
 	peek(ctx context.Context, key string) (lua.PeekReply, error)
-	// sweep ends the expired reservations and leases of the buckets, at most as many of
-	// each bucket as most; the results are in order.
+	// sweep ends expired reservations and leases: of each bucket at most the number most. The results are in the order of
+	// keys.
 	sweep(ctx context.Context, keys []string, most int) []lua.SweepResult
-	// plan writes how buckets are divided among their flows; the results are in order.
+	// plan writes how buckets are divided among their flows. The results are in the order of calls.
 	plan(ctx context.Context, calls []lua.PlanCall) []lua.PlanResult
 	// masters returns the servers that hold the slots.
 	masters(ctx context.Context) ([]master, error)
@@ -55,13 +54,14 @@ func (m master) owns(slot int) bool {
 	return slices.ContainsFunc(m.slots, func(r slotRange) bool { return r.from <= slot && slot <= r.to })
 }
 
-// ownerOf returns the index of the master that owns a slot. A slot without an owner is moving: any worker will do, as
-// its calls fail until the slot has arrived.
+// ownerOf returns the index of the master that owns a slot. A slot without an owner is being moved. Then any worker
+// will do, because calls fail until the slot has a new owner.
 func ownerOf(masters []master, slot int) int {
 	return max(0, slices.IndexFunc(masters, func(m master) bool { return m.owns(slot) }))
 }
 
-// keyOn returns a key on the master: the name, or on a Cluster the first numbered one whose slot it owns.
+// keyOn returns a key that is on the master. It is the name or, on a Cluster, the name with the lowest number that
+// gives a slot of the master.
 func keyOn(m master, name string) string {
 	if m.slots == nil {
 		return name
@@ -76,7 +76,7 @@ func keyOn(m master, name string) string {
 // redisStore is a store on real servers.
 type redisStore struct {
 	rdb     redis.UniversalClient
-	cluster *redis.ClusterClient // nil unless a Cluster
+	cluster *redis.ClusterClient // nil unless rdb is a Cluster's client
 }
 
 var _ store = (*redisStore)(nil)

@@ -22,7 +22,7 @@ type trip struct {
 // refillFunc refills buckets, perCall of them in a script call: see store.
 type refillFunc func(ctx context.Context, calls []lua.RefillCall, perCall int) []lua.RefillResult
 
-// newTrip returns a trip with room for n calls. It uses a trip that has ended again, if there is one.
+// newTrip returns a trip with room for n calls. It reuses a trip that has ended, if there is one.
 func (w *worker) newTrip(n, perCall int) *trip {
 	t := &trip{}
 	if last := len(w.ended) - 1; last >= 0 {
@@ -32,9 +32,9 @@ func (w *worker) newTrip(n, perCall int) *trip {
 	return t
 }
 
-// run makes the round trip through refill. Each of its calls may take as long as within. If a script call fails
-// half-way, run calls the script for each of its buckets. A bucket that was refilled already is not refilled again,
-// because its index has changed.
+// run refills the buckets through refill. Then it ends expired reservations and writes the plans of flows. Each of
+// these three steps may take as long as within. If a script call fails half-way, run calls the script once for each
+// bucket of that call. A bucket that was refilled already is not refilled again, because its index has changed.
 func (t *trip) run(ctx context.Context, within time.Duration, store store, refill refillFunc) {
 	refillCtx, cancel := context.WithTimeout(ctx, within)
 	defer cancel()
@@ -60,7 +60,7 @@ func (t *trip) event(i int) Event {
 	}
 }
 
-// serverError returns why the server answered none of the calls; nil if it answered one, even with a refusal.
+// serverError returns why the server answered none of the calls; nil if it answered at least one, even with a refusal.
 func (t *trip) serverError() (err error) {
 	for i := range t.results {
 		if t.results[i].Err == nil || ownFault(t.results[i].Err) {
@@ -80,8 +80,8 @@ const (
 	// sweptOfBucket is the most records of a bucket that one script call ends, so that no call holds the server up for
 	// long.
 	sweptOfBucket = 100
-	// sweptAtOnce is the most records that one round trip ends, as long as each bucket ends at least one. A server runs
-	// all commands of a pipeline one after the other.
+	// sweptAtOnce is the most records that one round trip ends, unless it has more buckets: each bucket ends at least one.
+	// Otherwise takes would wait for long, because a server runs the commands of a pipeline one after the other.
 	sweptAtOnce = 1000
 )
 

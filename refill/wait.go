@@ -8,8 +8,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// jitter returns a delay for replicas that did not win the last refill. So they call after the replica that did, and
-// not all at once.
+// jitter returns a delay for replicas that did not win the last refill. With it they call after the winner, and not all
+// at once.
 func jitter(interval time.Duration, rng *rand.Rand) time.Duration {
 	return timing.Between(rng.Float64, interval/20, interval/20+interval/10)
 }

@@ -24,7 +24,7 @@ type worker struct {
 	changed  *sync.Cond  // a reply was applied, or the worker is over
 	timer    *time.Timer // ends the wait of a goroutine that makes no call
 	buckets  queue       // by due time, whether this replica refills them or not
-	announce queue       // of a standby, buckets that are not in buckets: the server may not have our terms of them
+	announce queue       // a standby's buckets for which the server may not have our terms; they are not in buckets
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
 	sizes    *sizes
@@ -34,22 +34,23 @@ type worker struct {
 	underWay int     // calls
 	paused   bool    // no call is to be made
 	over     bool    // no call will ever be made again
-	setsNext bool    // the next call is for the active sets, if one is due: the sets and the buckets take turns
-	ended    []*trip // to be used again
+	setsNext bool    // the sets and the buckets take turns: this turn is, or the last one was, the sets'
+	ended    []*trip // trips to reuse
 
 	failures int           // calls in a row that the server failed
-	trip     time.Duration // a round trip to the server; 0 before the first answer
-	refused  bool          // refills were among these calls
+	trip     time.Duration // the shortest round trip to the server; 0 before the first one
+	refused  bool          // refills were among the failed calls
 	rest     time.Time     // no call is sent before this time, after a failed call
 	silent   bool          // no refill was answered since the last failed call
 	back     time.Time     // when the server answered refills again; zero if no call has ever failed
 }
 
 const (
-	// maxUnderWay is the most calls that are under way. The second one is made only if the worker is behind and the server
-	// answers, because takes of consumers wait for both calls.
+	// maxUnderWay is the most calls that are under way at once. The second one is made only if the worker is behind and
+	// the server answers, because takes of consumers wait for both calls.
 	maxUnderWay = 2
-	// behindAfter divides the refill interval: after that part of it a worker is behind with a call that is due.
+	// behindAfter is a divisor of the refill interval. If a call has been due for that part of the interval, the worker is
+	// behind.
 	behindAfter = 20
 	// maxIdle bounds the time between two checks for a due call. Otherwise a worker that hangs would look like one that
 	// waits.
@@ -177,7 +178,7 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	return w.sets.next(ctx, now)
 }
 
-// connecting is how many times the timeout a call may take at most.
+// connecting is the factor by which the time of a call may exceed the configured timeout.
 const connecting = 4
 
 // tripsOfCall is the number of round trips for which a call has time: it may have to open a connection, read a

@@ -27,14 +27,14 @@ func halfLife(flows int, b Bucket) time.Duration {
 	return max(shortestHalfLife, intervalsOfHalfLife*b.Interval, each)
 }
 
-// hidden is the factor by which a flow wants more tokens than it asked for, if some of these were denied. Its clients
-// remember denials, and ask for nothing meanwhile. Without the factor, the demand of a flow that gets less than its
-// part would appear to be no higher than what the flow gets.
+// hidden is the factor by which the demand of a flow exceeds the tokens that it asked for, if some of these were
+// denied. Part of the demand is hidden, because clients remember a denial and ask for nothing meanwhile. Without the
+// factor, the demand of a flow that gets less than its part would appear to be no higher than what the flow gets.
 const hidden = 1.25
 
-// Observe records how many tokens the flows asked for, and how many of these were denied, in the time use.Covered. It
-// is above 0, and ended at an instant (at) in µs of the server's clock. If it began after the last observation ended,
-// the time between the two was missed.
+// Observe records how many tokens the flows asked for in a period, and how many of these were denied. The period has
+// the length use.Covered, which is above 0, and ended at the instant at, in µs of the server's clock. If the period
+// began after the last observation ended, the time between them counts as missed.
 func (p *Planner) Observe(use policy.Use, at int64, b Bucket) {
 	covered := time.Duration(use.Covered) * time.Microsecond
 	fresh := 1 - p.kept(use.Covered, b)
@@ -74,12 +74,13 @@ func (p *Planner) Missed(until int64, b Bucket) {
 	p.until = until
 }
 
-// kept returns the part of its weight that an observation keeps for a time in µs, all of it for a time below 0.
+// kept returns the part of its weight that an observation still has after a time in µs. It returns 1 for a time below
+// 0.
 func (p *Planner) kept(time int64, b Bucket) float64 {
 	return math.Exp2(-float64(max(0, time)) / float64(halfLife(len(p.known), b).Microseconds()))
 }
 
-// weigh reduces the weight of all observations to a part of it.
+// weigh multiplies the weight of all observations by part.
 func (p *Planner) weigh(part float64) {
 	p.seen *= part
 	for _, t := range p.teams {
@@ -91,7 +92,8 @@ func (p *Planner) weigh(part float64) {
 	}
 }
 
-// forgotten is the part of the level below which the demand of a flow is dropped once the flow asks for nothing.
+// forgotten is a part of the level. A flow that asks for nothing any more is dropped when its demand is below that
+// part.
 const forgotten = 0.01
 
 // forget drops the flows that ask for the fewest tokens, so that at most p.flows.Most remain. Their demand then counts

@@ -16,7 +16,7 @@ type Planner struct {
 	known   map[string]*member // flows that are counted separately
 	dropped []string           // flows of the last plan that are not known any more
 	seen    float64            // the weight of all that was observed: 0 before, 1 after a long time
-	until   int64              // the demand until then was observed or missed; µs of the server's clock
+	until   int64              // the end of the time that was observed or missed so far; µs of the server's clock
 	unread  int                // plans since the demand was last read
 }
 
@@ -57,8 +57,8 @@ const (
 	namesOfRead = 1000
 )
 
-// Floor returns what a flow without a right leaves in a bucket: the tokens of 1.5 intervals, at least the headroom and
-// ten tokens, at most three quarters of the capacity.
+// Floor returns the number of tokens that a flow without a right must leave in a bucket. These are the tokens of 1.5
+// intervals, but no fewer than the headroom or ten tokens, and no more than three quarters of the capacity.
 func Floor(flows *policy.Flows, b Bucket) int64 {
 	least := max(int64(math.Ceil(intervalsOfFloor*b.Rate*b.Interval.Seconds())),
 		flows.HeadroomOf(b.Capacity), leastFloor)
@@ -121,8 +121,8 @@ func (t *team) list(whole bool, plan *policy.Plan) {
 	t.planned = planned
 }
 
-// price returns the time in which a level gives one token, in µs; 0 for none. It is rounded to the number that its text
-// has.
+// price returns the time in which a level gives one token, in µs; 0 for none. It is rounded to the digits that
+// FormatPrice writes.
 func price(level float64) float64 {
 	if level <= 0 {
 		return 0
