@@ -37,22 +37,25 @@ type Config struct {
 	// a longer time: at its default settings at least 2s.
 	TTL time.Duration
 
-	// SafetyMargin is the time between the end of the term's trust and the earliest end of its lease: from a hundredth to
-	// half of TTL. It allows for clocks that run at different rates, and for the time that lead needs to stop.
+	// SafetyMargin is how long before the earliest end of its lease a leader stops trusting its term. Its range is from a
+	// hundredth to half of TTL. It allows for clocks that run at different rates, and for the time that the function which
+	// Run calls needs to stop.
 	SafetyMargin time.Duration
 
-	// RetryInterval is the pause between two campaigns, give or take half of it: from 10ms to 1m. After each campaign that
-	// fails it doubles, up to sixteen times the value.
+	// RetryInterval is the mean pause between two campaigns, from 10ms to 1m. Each pause is random, and differs from the
+	// mean by at most half of it. The mean doubles after each campaign that fails, up to sixteen times RetryInterval.
 	RetryInterval time.Duration
 
-	// ResignTimeout bounds how long resigning may take, and so how long Run may outlive lead: from 10ms to 1m.
+	// ResignTimeout is the longest time that resigning may take, from 10ms to 1m. Run returns at most this long after its
+	// context has ended and the function that it calls has returned.
 	ResignTimeout time.Duration
 
-	// Logger gets a line per transition. Nil means the default logger, named "refiller.election".
+	// Logger logs the begin and the end of each term, and when etcd becomes unavailable or available. Nil means the
+	// default logger, named "refiller.election".
 	Logger hclog.Logger
 }
 
-// DefaultConfig returns a Config in which Client and Identity are left to fill in.
+// DefaultConfig returns the default values. The caller must set Client and Identity, which have none.
 func DefaultConfig() Config {
 	return Config{
 		Prefix:        "/refiller",
@@ -63,8 +66,8 @@ func DefaultConfig() Config {
 	}
 }
 
-// Validate returns all that is wrong with c, each problem with the field's name, its value and the allowed range, or
-// nil.
+// Validate returns nil if c is valid. Otherwise it returns an error that lists all invalid fields, each with its value
+// and the allowed range.
 func (c Config) Validate() error {
 	var errs []error
 	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("election: "+format, args...)) }

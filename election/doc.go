@@ -1,5 +1,5 @@
-// Package election elects one of several candidates as the leader. It also decides the epoch under which that candidate
-// leads, and until when its leadership can be trusted.
+// Package election elects one of several candidates as the leader. It also gives each leader an epoch, which is the
+// number of its term, and the time until which its leadership can be trusted.
 //
 // [Elector.Run] campaigns in etcd, calls a function while it leads, resigns, and campaigns again until its context
 // ends. [Elector] describes its states and what happens on each failure. The package is not a lock. If two leaders must
@@ -9,8 +9,10 @@
 //
 // A term is the time during which one candidate leads. Its epoch is the create revision of the leader's key. A
 // candidate never uses a key again, and leads only when all older keys have been deleted. So epochs strictly increase
-// from term to term in the history of one etcd, and an epoch can serve as a fencing token. A transaction on the
-// condition that the create revision of [Term.Key] equals [Term.Epoch] commits only while etcd has the writer's key.
+// from term to term in the history of one etcd, and an epoch can serve as a fencing token.
+//
+// A transaction in etcd can require that the create revision of [Term.Key] equals [Term.Epoch]. Then it commits only
+// while the leader's key exists.
 //
 // # Trust window
 //
@@ -34,6 +36,9 @@
 // rates that differ by less than SafetyMargin/TTL, no machine is suspended, and keys and leases end by expiry or
 // resignation. If an operator deletes the leader's key, a second leader may begin before the first one has detected it.
 // If lead ignores its context and continues, the elector can't stop it. Meanwhile it neither resigns nor renews the
-// lease. A caller that needs more than this fences by epoch. Refills are safe without. In etcd, a user needs read and
-// write permission on Prefix/lead/ only.
+// lease. A caller that needs more than this fences by epoch. Refills are safe even if two leaders refill.
+//
+// # Permissions
+//
+// The etcd user of a candidate needs read and write permission on Prefix/lead/, and no other permission.
 package election

@@ -16,7 +16,7 @@ import (
 var (
 	// ErrNoLeader is returned by Leader when there is no leader.
 	ErrNoLeader = errors.New("election: no leader")
-	// ErrLeadershipLost is the cause of the context of lead when the term ended although the context of Run did not.
+	// ErrLeadershipLost is the cause of the end of lead's context if the term ended before the context of Run did.
 	ErrLeadershipLost = errors.New("election: leadership lost")
 	// ErrRunning is returned by Run when the elector is running already.
 	ErrRunning = errors.New("election: already running")
@@ -45,20 +45,21 @@ const maxBackoff = 4
 // # What happens when …
 //
 //   - lead returns: an error is logged; the elector resigns and campaigns again after RetryInterval (with jitter).
-//   - the context of Run ends: so does that of lead; Run waits for lead, resigns and returns. The next candidate wins
-//     within milliseconds.
+//   - the context of Run ends: the context of lead ends, too. Run waits for lead, resigns and returns. The next
+//     candidate wins within milliseconds.
 //   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another candidate leads one
-//     TTL after the last renewal at the earliest. If etcd elects a leader of its own meanwhile, it may take two TTL.
+//     TTL after the last renewal at the earliest. If the members of etcd elect a new leader among themselves in that
+//     time, it may take two TTL.
 //   - etcd is unreachable or has no quorum: the term ends with its window; the elector campaigns again with growing
 //     pauses.
 //   - an operator deletes the leader's key or revokes its lease: the term ends when the watch or a renewal detects it,
 //     and the candidate begins again with a new key.
-//   - resigning fails: the lease ends by itself. If etcd is available again before that, the next campaign first
-//     revokes it.
+//   - resigning fails: the lease expires. If etcd is available again before that, the next campaign first revokes the
+//     lease.
 //   - a watch stalls or is compacted: keys are read again at least once a TTL.
-//   - etcd is restored or emptied: leaders that lost their keys end their terms, keys that came back end with their
-//     leases, and then one candidate leads again. An epoch may be used a second time. A caller that fences by epochs
-//     must record the highest one and use higher numbers, as package pool does.
+//   - etcd is restored or emptied: leaders that lost their keys end their terms. Keys that a restore brought back are
+//     deleted when their leases expire. Then one candidate leads again. An epoch may be used a second time. A caller
+//     that fences by epochs must record the highest epoch and use higher numbers, as package pool does.
 type Elector struct {
 	cfg     Config
 	store   store
@@ -86,12 +87,12 @@ func newElector(cfg Config, s store) *Elector {
 }
 
 // Run campaigns, calls lead while this candidate leads, and campaigns again, until ctx ends. Then it returns nil. After
-// a failure of etcd it tries again. It returns an error only if it is called wrongly.
+// a failure of etcd it tries again. It returns an error only if lead is nil or another Run is running.
 //
-// The context of lead ends when ctx ends, or with [ErrLeadershipLost] as its cause when the term can't be trusted any
-// longer. Then lead must return soon. Run resigns only after lead has returned. If lead returns by itself, Run resigns,
-// too, logs the error if there is one, and campaigns again after a pause. Run never calls lead before the call before
-// has returned.
+// The context of lead ends when ctx ends. It also ends when the term can't be trusted any longer, and then its cause is
+// [ErrLeadershipLost]. lead must return soon after its context has ended. Run resigns only after lead has returned. If
+// lead returns earlier, Run logs its error, resigns, and campaigns again after a pause. Run never makes two calls of
+// lead at the same time.
 //
 // After ctx has ended and lead has returned, Run returns within ResignTimeout, even if etcd doesn't answer.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error {
@@ -120,7 +121,8 @@ func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term T
 // not have detected it yet, or its term may not be trusted any more. ctx bounds the call.
 func (e *Elector) Leader(ctx context.Context) (Leader, error) { return e.store.leader(ctx) }
 
-// runTerm goes through one candidacy, from taking a lease to giving it back. It reports whether etcd let it begin.
+// runTerm runs one candidacy, from the grant of a lease to its revocation. It reports whether the candidate's key was
+// written.
 func (e *Elector) runTerm(ctx context.Context, lead func(context.Context, Term) error) bool {
 	s, err := e.openSession(ctx)
 	if err != nil {
@@ -144,7 +146,7 @@ func (e *Elector) runTerm(ctx context.Context, lead func(context.Context, Term) 
 	return err == nil
 }
 
-// enrol writes the candidate's key. Even after an error the key may exist. It is deleted when the lease is revoked.
+// enrol writes the candidate's key. The key may exist even after an error. Revoking the lease deletes the key.
 func (e *Elector) enrol(s *session) (key string, epoch int64, err error) {
 	ctx, cancel := context.WithTimeout(s.ctx, e.requestTimeout(e.cfg.TTL))
 	defer cancel()
@@ -172,7 +174,7 @@ func (e *Elector) campaign(s *session, key string, epoch int64) (revision int64,
 	return 0, false
 }
 
-// lead calls lead for a term won at revision, and waits for it.
+// lead calls the function lead for a term that was won at revision, and returns when that function has returned.
 func (e *Elector) lead(s *session, term Term, revision int64, lead func(context.Context, Term) error) {
 	s.tasks.Go(func() { e.watchKey(s, term, revision) })
 	e.startTerm(term)
@@ -227,8 +229,8 @@ func (e *Elector) predecessor(ctx context.Context, s *session, key string, epoch
 }
 
 // awaitDeleted waits until key is deleted, at or after the revision from, and then returns true. It returns false after
-// a TTL, since a watch on a half-dead connection may stay silent, or after a failure and a pause. Then the caller reads
-// the keys again.
+// a TTL, because a watch on a half-dead connection may stay silent. After a failure it pauses and returns false, too.
+// In both cases the caller reads the keys again.
 func (e *Elector) awaitDeleted(ctx context.Context, key string, from int64) bool {
 	waiting, cancel := context.WithTimeout(ctx, e.cfg.TTL)
 	defer cancel()
@@ -268,8 +270,8 @@ func (e *Elector) revokeLeftBehind(ctx context.Context) {
 	e.leftBehind = nil
 }
 
-// requestTimeout returns the most time that one request may take: a third of the trust window of a lease with this TTL.
-// So after a renewal that hangs there is time for another one.
+// requestTimeout returns the longest time that one request may take: a third of the trust window of a lease with this
+// TTL. This leaves time for a second renewal if the first one hangs.
 func (e *Elector) requestTimeout(ttl time.Duration) time.Duration {
 	return (ttl - e.cfg.SafetyMargin) / 3
 }

@@ -44,7 +44,7 @@ func newMember(server *fakeServer, identity string) *member {
 	cfg := testConfig(identity)
 	cfg.Logger = hclog.New(&hclog.LoggerOptions{Output: m.logs, Level: hclog.Debug, DisableTime: true})
 	m.Elector = newElector(cfg, m.store)
-	m.random = func() float64 { return 0.5 } // waits are as configured
+	m.random = func() float64 { return 0.5 } // each wait is exactly as long as configured
 	return m
 }
 
@@ -83,7 +83,7 @@ func (m *member) startLead(t *testing.T, lead func(context.Context, Term) error)
 	return m
 }
 
-// stop ends a member whose lead is obedient.
+// stop ends a member whose lead returns when its context ends.
 func (m *member) stop() {
 	m.cancel()
 	<-m.done
@@ -166,7 +166,7 @@ func TestTrustCountsFromBeforeTheRenewalWasSent(t *testing.T) {
 			if op == "renew" {
 				renewals++
 				if renewals == 1 {
-					return call{back: period - time.Millisecond} // succeeds as slowly as it may
+					return call{back: period - time.Millisecond} // succeeds just before it would time out
 				}
 			}
 			return call{lostThere: true}
@@ -389,8 +389,8 @@ func TestARevokedLeaseEndsTheTermByTheNextRenewal(t *testing.T) {
 	})
 }
 
-// The one case in which terms begin in another order than that of their epochs: an operator ends the lease of a
-// candidate that has won and whose answer is on its way.
+// An operator revokes the lease of a candidate that has won, while the reply by which it won is on its way. Terms begin
+// in another order than that of their epochs only in this case.
 func TestATermWhoseLeaseIsRevokedBeforeItBeginsEndsAtOnce(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

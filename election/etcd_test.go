@@ -23,7 +23,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// patience is how long a test waits for what must happen; nothing depends on how soon it does.
+// patience is how long a test waits for an event that must happen. No test depends on how soon the event happens.
 const patience = 30 * time.Second
 
 func etcdConfig(client *clientv3.Client, identity string) Config {
@@ -110,7 +110,7 @@ func TestAnotherCandidateWinsWhenTheLeaderStops(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
 	var queue []*contender
-	long := func(c *Config) { c.TTL = 45 * time.Second } // winning any sooner is for another reason than expiry
+	long := func(c *Config) { c.TTL = 45 * time.Second } // no lease expires during the test
 	for i := range 3 {
 		c := contest(t, etcd.Client(), string(rune('a'+i)), long)
 		if i == 0 {
@@ -146,7 +146,7 @@ func TestAnotherCandidateWinsWhenTheLeaderStops(t *testing.T) {
 func TestALeaderOutlivesItsFirstLease(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)
-	// which a busy machine renews in time, too
+	// The TTL is so long that even a busy machine renews the lease in time.
 	c := contest(t, etcd.Client(), "a", func(c *Config) { c.TTL = 6 * time.Second })
 	term := await(t, c.led, "term")
 	select {
@@ -182,8 +182,9 @@ func TestAnOperatorEndsATermByDeletingTheKeyOrTheLease(t *testing.T) {
 	require.Greater(t, third.Epoch, second.Epoch)
 }
 
-// An etcd is emptied, or put back to when a leads and b waits, after a has resigned and b leads. Keys of before come back
-// with it, and revisions fall below those that the candidates have seen.
+// A backup of etcd is made while a leads and b and c wait. Then a resigns, and b or c leads. Then etcd is emptied, or
+// restored from the backup. The restore brings old keys back. In both cases revisions begin again below those that the
+// candidates know.
 func TestARestoredEtcdHasOneLeaderAgain(t *testing.T) {
 	t.Parallel()
 	for name, restore := range map[string]func(backup, data string) error{
@@ -213,7 +214,7 @@ func TestARestoredEtcdHasOneLeaderAgain(t *testing.T) {
 			back := time.Now()
 			require.Eventually(t, func() bool {
 				require.LessOrEqual(t, trusted(b, c), 1)
-				return trusted(b, c) == 1 && time.Since(back) > 2*b.cfg.TTL // keys that came back have ended
+				return trusted(b, c) == 1 && time.Since(back) > 2*b.cfg.TTL // restored keys have expired
 			}, patience, time.Millisecond, "one leads")
 			leader, err := c.Leader(t.Context())
 			require.NoError(t, err)
@@ -346,7 +347,7 @@ func TestAStoppedProcessDoesNotActWhenItContinues(t *testing.T) {
 	defer cancel()
 	first, err := process.WaitLog(ctx, actsLine)
 	require.NoError(t, err)
-	b := contest(t, etcd.Client(), "b", func(c *Config) { c.TTL = 45 * time.Second }) // its own term doesn't end
+	b := contest(t, etcd.Client(), "b", func(c *Config) { c.TTL = 45 * time.Second }) // outlasts the test
 	awaitRole(t, b, RoleStandby)
 
 	process.Pause()

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// fakeServer is an etcd in memory whose time is that of the test's bubble.
+// fakeServer is an etcd in memory. It uses the clock of the test's synctest bubble.
 type fakeServer struct {
 	// fast is how much sooner than its TTL a lease ends, as if the server's clock ran fast.
 	fast time.Duration
@@ -45,7 +45,7 @@ func newFakeServer() *fakeServer {
 	}
 }
 
-// live starts the lease's time anew. Locked.
+// live starts the lease's TTL anew. The caller holds s.mu.
 func (s *fakeServer) live(id leaseID, l *fakeLease) {
 	if l.timer != nil {
 		l.timer.Stop()
@@ -61,7 +61,7 @@ func (s *fakeServer) live(id leaseID, l *fakeLease) {
 	})
 }
 
-// dropLease is locked.
+// dropLease ends a lease and deletes its keys. The caller holds s.mu.
 func (s *fakeServer) dropLease(id leaseID) {
 	if l := s.leases[id]; l != nil {
 		l.timer.Stop()
@@ -74,7 +74,7 @@ func (s *fakeServer) dropLease(id leaseID) {
 	}
 }
 
-// dropKey is locked.
+// dropKey deletes a key. The caller holds s.mu.
 func (s *fakeServer) dropKey(name string) {
 	s.revision++
 	delete(s.keys, name)
@@ -94,7 +94,8 @@ func (s *fakeServer) deleteKeyOf(identity string) {
 	}
 }
 
-// revokeAll ends every lease and returns the revision before: no epoch above it is concerned.
+// revokeAll ends every lease. It returns the revision before that, so every key that it deletes has an epoch up to this
+// revision.
 func (s *fakeServer) revokeAll() (revision int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -183,7 +184,7 @@ func (f *fakeStore) do(ctx context.Context, op string, serve func() error) error
 		<-ctx.Done()
 		return ctx.Err()
 	}
-	if c.there > 0 { // the request travels on when its sender has given up
+	if c.there > 0 { // the request arrives even if its sender has given up
 		arrived := make(chan error, 1)
 		time.AfterFunc(c.there, func() { arrived <- f.serve(serve) })
 		select {
@@ -278,7 +279,7 @@ func (f *fakeStore) enrol(ctx context.Context, id leaseID, identity string) (str
 }
 
 func (f *fakeStore) ahead(ctx context.Context, key string, epoch int64) (string, int64, error) {
-	var prev string // like revision: of the server alone once the caller has given up
+	var prev string // once the caller has given up, only the server may use prev and revision
 	var revision int64
 	err := f.do(ctx, "ahead", func() error {
 		if f.keys[key].created != epoch {

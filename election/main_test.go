@@ -34,7 +34,8 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// candidate leads until the process is killed. It prints each millisecond at which it is trusted, as it acts.
+// candidate campaigns and leads until the process is killed. While its term is trusted, it prints a line about every
+// millisecond. The tests count each line as an act of the leader.
 func candidate(endpoints []string) error {
 	client, err := etcdconn.Open(etcdconn.Options{Endpoints: endpoints})
 	if err != nil {

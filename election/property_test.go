@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// propertySeed returns REFILLER_SEED, or a new one; it is printed so that a run can be repeated.
+// propertySeed returns the seed in REFILLER_SEED, or a random one. It logs the seed, so that a run can be repeated.
 func propertySeed(t *testing.T) uint64 {
 	t.Helper()
 	seed := rand.Uint64()
@@ -31,7 +31,8 @@ func propertySeed(t *testing.T) uint64 {
 	return seed
 }
 
-// dice are random numbers of one purpose, so that how goroutines interleave doesn't decide who draws which.
+// dice draws random numbers for one purpose. With separate dice, the order in which goroutines run doesn't change the
+// numbers that each of them draws.
 type dice struct {
 	mu  sync.Mutex
 	rng *rand.Rand
@@ -39,7 +40,7 @@ type dice struct {
 
 func newDice(seed uint64, purpose string) *dice {
 	h := fnv.New64a()
-	_, _ = h.Write([]byte(purpose)) // a hash takes everything
+	_, _ = h.Write([]byte(purpose)) // Write of a hash never fails
 	return &dice{rng: rand.New(rand.NewPCG(seed, h.Sum64()))}
 }
 
@@ -102,7 +103,7 @@ func (n *badNetwork) plan(op string) call {
 	}
 }
 
-// referee records which candidate leads.
+// referee checks each term when it begins, and records the faults.
 type referee struct {
 	mu       sync.Mutex
 	electors []*Elector
@@ -117,8 +118,8 @@ func (r *referee) fault(format string, args ...any) {
 	r.faults = append(r.faults, fmt.Errorf(format, args...))
 }
 
-// begins judges a term at its begin. If two terms are trusted at the same time, they are so when the last of them
-// begins, since trust that is lost never returns. So no other instant has to be checked.
+// begins checks a term at its begin. Trust that is lost never returns. So if two terms are trusted at the same time,
+// both are trusted when the later one begins, and no other instant has to be checked.
 func (r *referee) begins(term Term) {
 	var trusted []string
 	for _, e := range r.electors {
@@ -144,8 +145,8 @@ func (r *referee) begun() int {
 	return r.terms
 }
 
-// Requests that are slow, lost or refused, candidates that are cut off, and a server whose clock runs fast by almost
-// the margin: no two candidates ever trust their terms at the same time, and epochs increase.
+// Requests are slow, lost or refused, candidates are cut off, and leases end early by almost the margin, as if the
+// server's clock ran fast. Even so, no two candidates trust their terms at the same time, and epochs increase.
 func TestAtMostOneLeaderIsTrusted(t *testing.T) {
 	t.Parallel()
 	seed := propertySeed(t)
@@ -160,9 +161,9 @@ func TestAtMostOneLeaderIsTrusted(t *testing.T) {
 func contend(t *testing.T, seed uint64) {
 	const (
 		candidates = 4
-		stormy     = 3 * time.Minute // at least, and until there were enough terms
-		enough     = 5               // terms
-		patience   = 3 * time.Hour   // for them
+		stormy     = 3 * time.Minute // the shortest time for which faults occur
+		enough     = 5               // faults occur until this many terms have begun
+		patience   = 3 * time.Hour   // the longest time for which faults occur
 	)
 	server := newFakeServer()
 	server.fast = DefaultConfig().SafetyMargin * 9 / 10
@@ -194,7 +195,7 @@ func contend(t *testing.T, seed uint64) {
 				} else {
 					<-ctx.Done()
 				}
-				time.Sleep(patience.upTo(3 * time.Second)) // and takes its time
+				time.Sleep(patience.upTo(3 * time.Second)) // winds down slowly
 				return nil
 			})
 			if err != nil {
@@ -250,7 +251,8 @@ func TestALeaderIsElectedSoonAfterFaultsEnd(t *testing.T) {
 					n.set(false, true)
 				}
 				cfg := members[0].cfg
-				// The longest pause, with its jitter, after a request on its way; then a key left behind expires.
+				// Allow for the longest pause with its jitter, for requests that are on their way, and for the lease of a key
+				// that was left behind.
 				time.Sleep(24*cfg.RetryInterval + 2*cfg.ResignTimeout + 3*cfg.TTL)
 				leaders := 0
 				for _, m := range members {

@@ -16,8 +16,8 @@ type session struct {
 	lease   leaseID
 	trust   *trust
 
-	// ctx is for campaigning and leading. It ends with the context of Run, or with ErrLeadershipLost as its cause when
-	// the session ends before.
+	// ctx is for campaigning and leading. It ends with the context of Run. It also ends if the lease or the key is lost,
+	// and then its cause is ErrLeadershipLost.
 	ctx  context.Context
 	lose context.CancelCauseFunc
 
@@ -85,7 +85,7 @@ func (s *session) watchTrust() {
 }
 
 // renew keeps the lease alive. It sends a renewal when a third of the trust window has passed since the last successful
-// request was sent, and sooner after a failure. sent and granted are those of the request that made the lease.
+// request was sent, and sooner after a failure. The lease was requested at the instant sent, with the TTL granted.
 func (s *session) renew(sent time.Time, granted time.Duration) {
 	e := s.elector
 	period := e.requestTimeout(granted)
@@ -115,7 +115,7 @@ func (s *session) renew(sent time.Time, granted time.Duration) {
 	}
 }
 
-// renewOnce returns the TTL and an instant before the request was sent.
+// renewOnce renews the lease. It returns the TTL and an instant just before the request was sent.
 func (s *session) renewOnce(timeout time.Duration) (time.Duration, time.Time, error) {
 	sent := time.Now()
 	ctx, cancel := context.WithTimeout(s.upkeep, timeout)

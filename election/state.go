@@ -35,7 +35,7 @@ func (r Role) String() string {
 type State struct {
 	Role  Role
 	Term  Term  // the current term; zero unless Role is RoleLeader
-	Terms int64 // terms led so far, with the current one
+	Terms int64 // terms led so far, including the current one
 	Err   error // why etcd is unavailable; nil while it answers
 }
 

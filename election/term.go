@@ -9,7 +9,7 @@ import (
 // trust, which renewals of the lease extend. The zero Term is not trusted.
 type Term struct {
 	Epoch    int64  // strictly increases from term to term, unless etcd is restored
-	Identity string // who leads
+	Identity string // of the leader, see Config.Identity
 	Key      string // key in etcd whose create revision is Epoch
 
 	trust *trust
@@ -24,7 +24,7 @@ func (t Term) Remaining(now time.Time) time.Duration {
 	return t.trust.remaining(now)
 }
 
-// Leader is the leader by the keys in etcd.
+// Leader is the leader according to the keys in etcd.
 type Leader struct {
 	Identity string
 	Epoch    int64
@@ -36,7 +36,7 @@ func trustedUntil(sent time.Time, ttl, margin time.Duration) time.Time {
 	return sent.Add(ttl - margin)
 }
 
-// trust has the instant until which a term is trusted. Renewals move it. The zero trust has ended.
+// trust holds the instant until which a term is trusted. Renewals move this instant ahead. The zero trust has ended.
 type trust struct {
 	mu    sync.Mutex
 	until time.Time // zero: never trusted, or ended

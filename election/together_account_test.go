@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// account is what happened to one bucket, and what was wrong with it.
+// account records what happened to one bucket, and which promises were broken for it.
 type account struct {
 	key      string
 	prefix   string          // of the template that it belongs to; empty for a configured bucket
@@ -24,22 +24,22 @@ type account struct {
 	faults     []error
 	slack      float64                 // tokens that faults may add to the bound
 	minted     int                     // creations with initial tokens
-	written    map[policy.Version]bool // in this history
-	instants   map[int64]bool          // that were credited
-	forgotten  map[int64]bool          // credited, and the server forgot it; no replica has detected that yet
+	written    map[policy.Version]bool // versions that the server has written and not forgotten
+	instants   map[int64]bool          // instants that were credited
+	forgotten  map[int64]bool          // credited instants that the server forgot; no replica has detected that yet
 	putBack    bool                    // the clock was put back
-	ahead      time.Duration           // since when the last instant is over three periods ahead; 0: it isn't
+	ahead      time.Duration           // when the last instant began to be over three periods ahead; 0 if it isn't
 	forgot     bool                    // the server forgot something
-	whole      int64                   // tokens that must have been there since the bucket lost its own; 0 for none
-	sinceWhole int64                   // tokens taken since
+	whole      int64                   // tokens that the next refill must restore, less sinceWhole; 0 for none
+	sinceWhole int64                   // tokens taken since whole was set
 	reserved   int
-	allowed    time.Duration // since when no fault forbids it, since the start
+	allowed    time.Duration // when the last fault that forbids access to the bucket ended, since the start
 }
 
-// write is a refill that wrote.
+// write is a refill that changed its bucket.
 type write struct {
 	at      time.Duration // since the start
-	from    time.Duration // the next one credits the time since then
+	from    time.Duration // the next refill credits the time since then
 	by      string
 	outcome policy.Outcome
 }
@@ -51,7 +51,7 @@ type taken struct {
 
 const interval = 100 * time.Millisecond
 
-// allAccounts are of the buckets that a schedule may have.
+// allAccounts returns an account for each bucket that a schedule may have.
 func allAccounts() []*account {
 	steps := func(every time.Duration, tokens int64, capacity int64) policy.Policy {
 		return policy.Policy{Capacity: capacity, Steps: policy.Every(every), StepTokens: tokens, Interval: interval}
@@ -104,7 +104,7 @@ func (a *account) returned(n int64) {
 // lost records that the bucket was lost.
 func (a *account) lost() {
 	a.forgot, a.forgotten = true, nil
-	if a.putBack { // eras are unlike only while the clock goes on
+	if a.putBack { // an era may be repeated once the clock was put back
 		a.written = nil
 	}
 	if t := a.terms(0); t.OnLoss == policy.LossFull || a.prefix != "" {
@@ -122,7 +122,7 @@ func (a *account) stepped(jump time.Duration) {
 	}
 }
 
-// mark returns a function that records that the server forgot everything since the call of mark.
+// mark returns a function forget. forget records that the server forgot everything since the call of mark.
 func (a *account) mark() (forget func()) {
 	before, from := len(a.takes), time.Duration(0)
 	if n := len(a.writes); n > 0 {
@@ -132,7 +132,7 @@ func (a *account) mark() (forget func()) {
 	credited := maps.Clone(a.instants)
 	return func() {
 		now := a.redis.now()
-		// another history
+		// This entry separates the refills before from those after.
 		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
 			Last: now}})
 		a.written = nil
@@ -140,7 +140,7 @@ func (a *account) mark() (forget func()) {
 		a.whole = 0
 		a.instants, a.forgotten = credited, a.instants
 		for _, k := range a.takes[before:] {
-			a.slack += math.Abs(float64(k.n)) // what is forgotten can be taken again, or come back again
+			a.slack += math.Abs(float64(k.n)) // these takes and returns can happen a second time
 		}
 		if !there {
 			a.slack += float64(a.terms(0).Capacity) // it is created again
@@ -148,7 +148,7 @@ func (a *account) mark() (forget func()) {
 	}
 }
 
-// evict takes the tokens away, and nothing else.
+// evict deletes the bucket's tokens and leaves the rest of its state.
 func (a *account) evict(b *oracle.Bucket) {
 	if b.Control == nil || b.Tokens == nil {
 		return
@@ -161,7 +161,7 @@ func (a *account) evict(b *oracle.Bucket) {
 	}
 }
 
-// refilled records and judges a refill that wrote. before is the bucket before it.
+// refilled records and judges a refill that changed its bucket. before is the bucket's state before the refill.
 func (a *account) refilled(by string, call policy.Call, before, b *oracle.Bucket, o policy.Outcome) {
 	a.writes = append(a.writes, write{time.Since(a.redis.start), time.Since(a.redis.start), by, o})
 	if a.written[o.Version] {
@@ -209,7 +209,7 @@ func (a *account) created(call policy.Call, before *oracle.Bucket, o policy.Outc
 	}
 }
 
-// ordered judges who wrote over what.
+// ordered judges whether the refill may replace the version and the policy that the bucket had before.
 func (a *account) ordered(by string, call policy.Call, before *oracle.Bucket, o policy.Outcome) {
 	s := before.Control
 	knew, had := call.Version, policy.Version{Era: s.Era, Index: s.Index}
@@ -235,7 +235,7 @@ func (a *account) rolledBack(before *oracle.Bucket, o policy.Outcome) {
 	}
 	t := before.Control.Terms
 	want := t.Capacity
-	if t.OnRollback != policy.RollbackKeep { // what was forgotten isn't credited again
+	if t.OnRollback != policy.RollbackKeep { // the forgotten instants aren't credited again
 		want = 0
 		maps.Copy(a.instants, a.forgotten)
 	}
@@ -255,7 +255,7 @@ func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outco
 	period := max(next-after(steps, o.Now-1), after(steps, next)-next)
 	knows := c.Terms != nil && c.Terms.Per == before.Terms.Per && c.Next > 0
 	switch { // a bucket that has a schedule for the first time may not know its period yet
-	case o.Step <= o.Now+3*period: // within three instants the schedule goes on by itself
+	case o.Step <= o.Now+3*period: // up to three periods ahead is not corrected: the clock soon reaches the instant
 		a.ahead = 0
 	case !knows: // a replica that doesn't know the schedule can't correct or credit anything
 	case a.ahead == 0:
@@ -287,8 +287,8 @@ func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outco
 
 func after(s policy.Steps, at int64) int64 { return s.Next(time.UnixMicro(at)).UnixMicro() }
 
-// judge returns what was broken. The first policy has the highest rate and capacity. calm is since when nothing went
-// wrong.
+// judge returns the promises that were broken. The first policy has the highest rate and capacity. calm is the time
+// since the start after which no fault occurred.
 func (a *account) judge(calm time.Duration) []error {
 	faults := slices.Clone(a.faults)
 	if a.minted > 1 {
@@ -300,7 +300,7 @@ func (a *account) judge(calm time.Duration) []error {
 			faults = append(faults, a.judgeCredit()...)
 		}
 	}
-	const forgets = 5 * time.Second // how long a bucket that failed by itself may be left alone
+	const forgets = 5 * time.Second // the longest back-off after a failure of a single bucket
 	if gap := a.longest(calm); gap > 3*interval && (a.allowed == 0 || calm-a.allowed > forgets) {
 		faults = append(faults, fmt.Errorf("%s: no refill for %s after the storm", a.key, gap))
 	}
@@ -321,7 +321,7 @@ func (a *account) judgeWindows() []error {
 	t := a.terms(0)
 	rate := float64(t.Tokens) / float64(t.Per) // per µs
 	slack := 1 + a.slack
-	if a.foreign { // a foreign add that restores the index after a write of ours is paid twice, for a stretch each time
+	if a.foreign { // a foreign add that restores the index after a refill of ours may credit two intervals twice
 		slack += 2 * rate * float64(t.Interval)
 	}
 	least := math.Inf(1)
@@ -346,8 +346,8 @@ func (a *account) judgeWindows() []error {
 	return nil
 }
 
-// judgeCredit: refills credit the time since the one before, capped, and what is below a token is carried on, so the
-// credit of a stretch of them is the stretch's, to the token.
+// judgeCredit checks that successive refills credited the time that they cover, to the token. Each refill credits the
+// time since the one before, up to a cap, and carries a fraction of a token on to the next one.
 func (a *account) judgeCredit() []error {
 	due, got := 0.0, 0.0
 	for i := 1; i < len(a.writes); i++ {
@@ -359,7 +359,8 @@ func (a *account) judgeCredit() []error {
 		}
 		if o.Status != policy.StatusApplied || before.Version.Era != o.Version.Era || before.Fence != o.Fence ||
 			before.Tokens >= room || a.prefix != "" && o.Elapsed < o.Now-before.Last {
-			due, got = 0, 0 // the last: a take found the bucket out of the active set, where none is but full ones
+			// The last condition: a take found the bucket outside the active set. Only full buckets are outside.
+			due, got = 0, 0
 			continue
 		}
 		due += float64(min(max(o.Now-before.Last, 0), t.MaxElapsed)) * float64(t.Tokens) / float64(t.Per)
@@ -372,7 +373,7 @@ func (a *account) judgeCredit() []error {
 	return nil
 }
 
-// longest returns the longest time between two refills from the instant on, to the end included.
+// longest returns the longest time without a refill, between the instant from and the end.
 func (a *account) longest(from time.Duration) (gap time.Duration) {
 	last := from
 	for _, f := range a.writes {

@@ -36,7 +36,8 @@ func tokens(b *oracle.Bucket) int64 {
 	return *b.Tokens
 }
 
-// takeAll takes what there is, or is denied a token. Locked, as all of these.
+// takeAll takes all tokens. If there are none, it asks for one and is denied. The caller holds the mutex of a.redis, as
+// for the other takes that get a bucket.
 func (a *account) takeAll(b *oracle.Bucket) {
 	n := max(1, tokens(b))
 	if got := b.Take(n, a.redis.now()); got.OK {
@@ -44,15 +45,15 @@ func (a *account) takeAll(b *oracle.Bucket) {
 	}
 }
 
-// takeOfTemplate takes all, and creates the bucket if there is none. As the script does, it enters the active set at
-// the edges, and when it is denied.
+// takeOfTemplate takes all tokens, and creates the bucket if there is none. It puts the bucket into the active set if
+// the script would do so.
 func (a *account) takeOfTemplate(b *oracle.Bucket, t policy.Terms) {
 	n := t.Capacity
 	if b.Control != nil {
 		n = max(1, tokens(b))
 	}
 	set, now := lua.ActiveKey(a.prefix, lua.ActiveShard(a.key)), a.redis.now()
-	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // it reads the tokens only
+	if b.Control != nil && tokens(b) >= n && tokens(b) < t.Capacity { // the script reads the tokens only
 		b.Take(n, now)
 		a.took(n)
 		return
@@ -70,7 +71,7 @@ func (a *account) takeOfTemplate(b *oracle.Bucket, t policy.Terms) {
 func (a *account) reserve(b *oracle.Bucket, n int64, d *dice) {
 	now := a.redis.now()
 	a.reserved++
-	if b.Control != nil { // as Reserve does, which doesn't return it
+	if b.Control != nil { // Reserve sweeps, too, but doesn't return how many tokens that gave back
 		a.returned(b.Sweep(100, now).Returned)
 	}
 	got, _ := b.Reserve(fmt.Sprint(a.reserved), n, (3 * interval).Microseconds(), policy.OverrunClamp, policy.Leave{},
@@ -90,7 +91,7 @@ func (a *account) reserve(b *oracle.Bucket, n int64, d *dice) {
 	}
 }
 
-// takePlain takes a token as a program does that knows nothing of us: DECR, and INCR if there was none.
+// takePlain takes tokens as a program with plain commands does: it runs DECR, and INCR if there was no token.
 func (a *account) takePlain(ctx context.Context, d *dice) {
 	add := func(n int64) (left int64) {
 		a.redis.change(func() {
@@ -108,14 +109,15 @@ func (a *account) takePlain(ctx context.Context, d *dice) {
 	}
 	for timing.Sleep(ctx.Done(), d.upTo(interval/5)) {
 		if add(-1) < 0 {
-			time.Sleep(d.upTo(2 * time.Millisecond)) // it goes through
+			time.Sleep(d.upTo(2 * time.Millisecond)) // the time between two commands
 			add(1)
 		}
 	}
 }
 
-// addPlain adds what falls due in an interval, an interval after each answer: INCR of the index; DECR if it is
-// another one than expected, else the tokens, up to the capacity.
+// addPlain refills as a program with plain commands does. Once an interval it runs INCR on the index. If it gets
+// another index than it expected, it undoes this with DECR. Otherwise it adds the tokens of an interval, up to the
+// capacity.
 func (a *account) addPlain(ctx context.Context, d *dice) {
 	t, expected := a.terms(0), int64(0)
 	n := t.Tokens * t.Interval / t.Per

@@ -7,7 +7,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// mechanism is one that a simulated Redis can be without, to see that the account notices.
+// mechanism is a safeguard that the simulation can leave out, to show that the accounts detect its absence.
 type mechanism string
 
 const (
@@ -32,14 +32,15 @@ const (
 	leadIsAwaited  mechanism = "wait before resigning"
 )
 
-// mechanisms are all of them.
+// mechanisms lists all mechanisms.
 var mechanisms = []mechanism{
 	indexCheck, elapsedCredit, creditCap, carry, clockCheck, quarantine, rollbackNotice, rollbackKeep, lossFull,
 	fenceOrder,
 	stepOnce, stepOfClock, stepOfRollback, indexCopy, strictRoom, twoIntervals, trustMargin, leadIsAwaited,
 }
 
-// before changes the call or the bucket so that the mechanism has no effect, or answers itself.
+// before changes the call or the bucket so that the mechanism has no effect. If it returns true, o is the outcome of
+// the call.
 func (m mechanism) before(b *oracle.Bucket, call *policy.Call, now int64) (o policy.Outcome, done bool) {
 	if m == twoIntervals && call.Version.Era == 0 && call.Create == policy.CreateLost {
 		call.Create = policy.CreateInitial
@@ -94,7 +95,7 @@ func (m mechanism) before(b *oracle.Bucket, call *policy.Call, now int64) (o pol
 	return o, false
 }
 
-// after undoes what the mechanism did.
+// after undoes the effect of the mechanism on b.
 func (m mechanism) after(b, before *oracle.Bucket, o policy.Outcome) {
 	if b.Control == nil || before.Control == nil {
 		return

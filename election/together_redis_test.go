@@ -15,12 +15,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The refill loop meets the simulated Redis through go-redis, whose hooks answer instead of a connection. So arguments
-// and replies are those of the scripts, and oracle.Bucket, which agrees with them, does their work.
+// The refill loop calls the simulated Redis through go-redis. A hook replies in the place of a connection. So arguments
+// and replies have the format of the scripts. oracle.Bucket does the work of the scripts.
 
 var errRedisAway = errors.New("redis is unavailable")
 
-// refusal is an error that Redis answers.
+// refusal is an error reply of Redis.
 type refusal string
 
 func (r refusal) Error() string { return string(r) }
@@ -68,7 +68,7 @@ func (r *fakeRedis) change(f func()) {
 	f()
 }
 
-// bucket is locked.
+// bucket returns the bucket of the key, which it creates if there is none. The caller holds r.mu.
 func (r *fakeRedis) bucket(key string) *oracle.Bucket {
 	b := r.buckets[key]
 	if b == nil {
@@ -78,7 +78,7 @@ func (r *fakeRedis) bucket(key string) *oracle.Bucket {
 	return b
 }
 
-// enter puts a bucket into an active set. Locked.
+// enter puts a bucket into an active set. The caller holds r.mu.
 func (r *fakeRedis) enter(set, key string) {
 	if r.active[set] == nil {
 		r.active[set] = map[string]bool{}
@@ -86,7 +86,7 @@ func (r *fakeRedis) enter(set, key string) {
 	r.active[set][key] = true
 }
 
-// leave takes a bucket out. Locked.
+// leave removes a bucket from an active set. The caller holds r.mu.
 func (r *fakeRedis) leave(set, key string) {
 	delete(r.active[set], key)
 	if len(r.active[set]) == 0 {
@@ -94,7 +94,7 @@ func (r *fakeRedis) leave(set, key string) {
 	}
 }
 
-// lose forgets everything. Locked.
+// lose deletes all buckets. The caller holds r.mu.
 func (r *fakeRedis) lose() {
 	r.buckets, r.active = map[string]*oracle.Bucket{}, map[string]map[string]bool{}
 	for _, a := range r.accounts {
@@ -102,7 +102,7 @@ func (r *fakeRedis) lose() {
 	}
 }
 
-// step puts the clock on, or back. Locked.
+// step moves the clock ahead by jump, or back if jump is negative. The caller holds r.mu.
 func (r *fakeRedis) step(jump time.Duration) {
 	r.skew += jump
 	for _, a := range r.accounts {
@@ -110,7 +110,7 @@ func (r *fakeRedis) step(jump time.Duration) {
 	}
 }
 
-// snapshot copies the buckets; restore then forgets what happened since. Locked, both.
+// snapshot copies the buckets. restore puts the copies in the place of the buckets. The caller of each holds r.mu.
 func (r *fakeRedis) snapshot() (restore func()) {
 	buckets, active := map[string]*oracle.Bucket{}, map[string]map[string]bool{}
 	for key, b := range r.buckets {
@@ -148,7 +148,7 @@ func clone(b *oracle.Bucket) *oracle.Bucket {
 	return c
 }
 
-// refill is locked.
+// refill refills a bucket, and judges the outcome if the bucket has an account. The caller holds r.mu.
 func (r *fakeRedis) refill(by, key string, call policy.Call) policy.Outcome {
 	b, now := r.bucket(key), r.now()
 	a := r.accounts[key]
@@ -167,7 +167,7 @@ func (r *fakeRedis) refill(by, key string, call policy.Call) policy.Outcome {
 	return o
 }
 
-// redisLink is one replica's way to Redis.
+// redisLink is the connection of one replica to the simulated Redis.
 type redisLink struct {
 	*path
 	redis *fakeRedis
@@ -186,7 +186,7 @@ func (l *redisLink) ProcessHook(redis.ProcessHook) redis.ProcessHook {
 
 func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
-		var replies []any // the server's alone once the caller has given up
+		var replies []any // once the caller has given up, only the server may use it
 		err := l.carry(ctx, func() error {
 			l.redis.mu.Lock()
 			defer l.redis.mu.Unlock()
@@ -225,7 +225,7 @@ func (l *redisLink) ProcessPipelineHook(redis.ProcessPipelineHook) redis.Process
 	}
 }
 
-// serve answers a command. Locked.
+// serve returns the reply to a command. The caller holds r.mu.
 func (r *fakeRedis) serve(by string, words []any) any {
 	switch strings.ToLower(text(words[0])) {
 	case "exists":
@@ -254,7 +254,7 @@ func (r *fakeRedis) serve(by string, words []any) any {
 	return r.script(by, keys, words[3+len(keys):])
 }
 
-// text and number read a word of a command, which may be a pointer.
+// text returns a word of a command, which may be a pointer.
 func text(word any) string {
 	if p, ok := word.(*string); ok {
 		return *p

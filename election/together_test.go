@@ -23,8 +23,8 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// schedules returns how many TestElectionAndRefillLoopTogether plays, each with the next seed: REFILLER_SCHEDULES, or a
-// few.
+// schedules returns how many schedules TestElectionAndRefillLoopTogether plays: the number in REFILLER_SCHEDULES, or a
+// few. Each schedule has the next seed.
 func schedules(t *testing.T) int {
 	t.Helper()
 	v := os.Getenv("REFILLER_SCHEDULES")
@@ -36,13 +36,13 @@ func schedules(t *testing.T) int {
 	return n
 }
 
-// path is how requests of one process get to a server, and its answers back.
+// path is the network between one process and a server.
 type path struct {
 	dice *dice
 
 	mu     sync.Mutex
 	cut    bool // nothing gets through
-	deaf   bool // answers don't
+	deaf   bool // no reply gets through
 	slow   time.Duration
 	paused time.Time // the process is stopped until then
 }
@@ -53,7 +53,7 @@ func (p *path) set(change func()) {
 	change()
 }
 
-// stopped waits until the process isn't, and notices nothing meanwhile.
+// stopped waits until the process is no longer stopped. Even the end of a context doesn't cut the wait short.
 func (p *path) stopped() {
 	p.mu.Lock()
 	until := p.paused
@@ -61,7 +61,7 @@ func (p *path) stopped() {
 	time.Sleep(time.Until(until))
 }
 
-// carry brings one request to the server. It travels on when its sender has given up.
+// carry brings one request to the server and waits for the reply. The request arrives even if its sender has given up.
 func (p *path) carry(ctx context.Context, serve func() error) error {
 	p.stopped()
 	p.mu.Lock()
@@ -92,7 +92,7 @@ func (p *path) carry(ctx context.Context, serve func() error) error {
 	return err
 }
 
-// plan returns the path of requests to etcd.
+// plan decides what happens to a request to etcd.
 func (p *path) plan(op string) call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -105,14 +105,14 @@ func (p *path) plan(op string) call {
 	return c
 }
 
-// process is one replica: an elector and a refiller as internal/replica puts them together.
+// process is one replica. It combines an elector and a refiller as internal/replica does.
 type process struct {
 	name        string
 	version     int64 // of its configuration
 	etcd, redis *path
 	began       time.Time
 	resign, end context.CancelFunc
-	done        chan struct{} // closed when nothing of it runs any more
+	done        chan struct{} // closed when all goroutines of the process have ended
 	crashed     bool
 }
 
@@ -149,9 +149,9 @@ func (s *simulation) fault(format string, args ...any) { // locked
 	s.faults = append(s.faults, fmt.Errorf(format, args...))
 }
 
-// begins judges a term at its begin. If two terms are trusted at the same time, they are so when the last of them
-// begins. A term whose lease an operator ended is not judged. Its leader may not know of that yet. It may even begin
-// afterwards, since the reply by which it won was on its way.
+// begins judges a term at its begin. If two terms are trusted at the same time, both are trusted when the later one
+// begins. A term is not judged if an operator revoked its lease: its leader may not have detected that yet. Such a term
+// may even begin after the revocation, if the reply by which it won was on its way.
 func (s *simulation) begins(p *process, e *Elector, term Term) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -170,7 +170,7 @@ func (s *simulation) begins(p *process, e *Elector, term Term) {
 	s.terms++
 }
 
-// asks judges the requests of a process to etcd: no process gives its key away while its lead winds down.
+// asks judges a request of a process to etcd: a process must not delete its key before its call of lead has returned.
 func (s *simulation) asks(p *process, op string) {
 	if op != "remove" {
 		return
@@ -239,7 +239,7 @@ func (s *simulation) start(version int64) *process {
 	lead := func(ctx context.Context, term Term) error {
 		s.begins(p, elector, term)
 		err := refiller.Lead(ctx, term.Epoch)
-		timing.Sleep(serving.Done(), random.upTo(3*interval)) // the leader may have other things to end
+		timing.Sleep(serving.Done(), random.upTo(3*interval)) // a real leader may have more to end
 		s.ends(term)
 		return err
 	}
@@ -269,7 +269,7 @@ func (s *simulation) start(version int64) *process {
 	return p
 }
 
-// configured returns what a version of the configuration has of the buckets under test.
+// configured returns the buckets and templates of a version of the configuration.
 func (s *simulation) configured(version int64) (buckets []refill.Bucket, templates *policy.Templates) {
 	var list []policy.Template
 	for _, a := range s.accounts {
@@ -286,7 +286,7 @@ func (s *simulation) configured(version int64) (buckets []refill.Bucket, templat
 	return buckets, templates
 }
 
-// crash ends a process that says nothing any more.
+// crash ends a process. From now on no request of it reaches a server.
 func (s *simulation) crash(p *process) {
 	for _, way := range []*path{p.etcd, p.redis} {
 		way.set(func() { way.cut, way.paused = true, time.Time{} })
@@ -318,7 +318,7 @@ func (s *simulation) leader() *process {
 
 const (
 	stormy   = 4 * time.Second
-	settling = 2500 * time.Millisecond // the longest delay after a failure, or a lease
+	settling = 2500 * time.Millisecond // longer than the longest back-off after a failure, and than a lease
 	calm     = time.Second
 )
 
@@ -337,7 +337,7 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 			without), leads: map[int64]*leading{},
 		accounts: accounts,
 	}
-	s.etcd.fast = 180 * time.Millisecond // of the margin's 200
+	s.etcd.fast = 180 * time.Millisecond // the margin is 200 ms
 	for range 2 + pick(2) {
 		s.processes = append(s.processes, s.start(0))
 	}
@@ -362,7 +362,7 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 		p.end()
 	}
 	s.running.Wait()
-	s.redis.mu.Lock() // a request that was given up may arrive yet
+	s.redis.mu.Lock() // a request whose sender has given up may still arrive
 	defer s.redis.mu.Unlock()
 	faults := s.faults
 	for _, a := range accounts {
@@ -371,7 +371,7 @@ func storm(seed uint64, without mechanism) (*simulation, []error) {
 	return s, faults
 }
 
-// drawAccounts picks the buckets of a schedule, a plain one among them.
+// drawAccounts picks the buckets of a schedule. The first of allAccounts is always among them.
 func drawAccounts(d *dice) []*account {
 	all := allAccounts()
 	drawn := all[:1:1]
@@ -383,7 +383,7 @@ func drawAccounts(d *dice) []*account {
 	return drawn
 }
 
-// strike has something go wrong, or change.
+// strike makes one fault happen, or one change of the configuration.
 func (s *simulation) strike(ctx context.Context, d *dice) {
 	pick := func(n int) int { return int(d.float() * float64(n)) }
 	i := pick(len(s.processes))
@@ -438,7 +438,7 @@ func (s *simulation) strikeNetwork(ctx context.Context, p *process, what int, d 
 	}
 }
 
-// strikeRedis has the server go away, forget, or read its clock wrong.
+// strikeRedis makes Redis unavailable, or makes it lose state or read its clock wrong.
 func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, lasting time.Duration) {
 	r := s.redis
 	one := s.accounts[int(d.float()*float64(len(s.accounts)))]
@@ -477,11 +477,11 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	}
 }
 
-// loseAll has Redis lose everything, just when a process starts that knows nothing.
+// loseAll deletes all buckets in Redis just before a new process starts, which does not know that they existed.
 func (s *simulation) loseAll(ctx context.Context, i int) {
 	timing.Sleep(ctx.Done(), settling)
 	mixed := slices.ContainsFunc(s.processes, func(p *process) bool { return p.version != s.version.Load() })
-	if s.elected && s.leader() == nil || mixed { // those with an older file remember, but create nothing
+	if s.elected && s.leader() == nil || mixed { // a process with an older file remembers a bucket, but must not create it
 		return
 	}
 	for s.elected && s.processes[i] == s.leader() {
@@ -496,7 +496,7 @@ func (s *simulation) loseAll(ctx context.Context, i int) {
 // TestElectionAndRefillLoopTogether plays random schedules of replicas in race mode and under an election, with a
 // simulated Redis and etcd. There are pauses, crashes, restarts, partitions both ways and one way, slow networks,
 // outages, state that is lost or rolled back, clocks that step, and a later configuration. The calls that reach Redis
-// show whether the promises were kept.
+// are checked against the promises.
 func TestElectionAndRefillLoopTogether(t *testing.T) {
 	t.Parallel()
 	first, n := propertySeed(t), schedules(t)
@@ -535,8 +535,9 @@ func TestElectionAndRefillLoopTogether(t *testing.T) {
 	}
 }
 
-// The simulation notices each mechanism that is missing. Random seeds would take minutes by bad luck, so without
-// REFILLER_SEED it begins with one that shows all of them early.
+// TestTheSimulationNoticesAMissingMechanism leaves out each mechanism in turn and requires that the simulation reports
+// a fault. With an unlucky seed this lasts minutes. So without REFILLER_SEED it begins at a seed for which all faults
+// occur early.
 func TestTheSimulationNoticesAMissingMechanism(t *testing.T) {
 	t.Parallel()
 	first := uint64(2000)
@@ -546,7 +547,7 @@ func TestTheSimulationNoticesAMissingMechanism(t *testing.T) {
 	for _, without := range mechanisms {
 		t.Run(string(without), func(t *testing.T) {
 			t.Parallel()
-			const enough = 4000 // schedules; it takes some two hundred on average for the rarest
+			const enough = 4000 // schedules; the rarest fault needs some two hundred on average
 			for seed := first; seed < first+enough; seed++ {
 				if _, faults := play(t, seed, without); len(faults) > 0 {
 					t.Logf("seed %d, after %d schedules: %v", seed, seed-first, faults[0])

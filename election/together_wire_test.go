@@ -8,7 +8,7 @@ import (
 
 // The arguments and replies of the scripts are described in the .lua files.
 
-// script runs the script that has so many keys and arguments. Locked.
+// script finds out by the numbers of keys and arguments which script is called, and runs it. The caller holds r.mu.
 func (r *fakeRedis) script(by string, keys []string, args []any) any {
 	switch {
 	case len(keys) == 3 && len(args) == 1:
@@ -19,7 +19,7 @@ func (r *fakeRedis) script(by string, keys []string, args []any) any {
 	return r.refills(by, keys, args)
 }
 
-// refills is refill.lua. Every answer is in full.
+// refills does the work of refill.lua. It always replies with the long form for each bucket.
 func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 	n := len(keys) / 3
 	shard := ""
@@ -61,7 +61,7 @@ func (r *fakeRedis) refills(by string, keys []string, args []any) any {
 	return reply
 }
 
-// decodeCalls reads the arguments of a call for n buckets.
+// decodeCalls decodes the arguments of a call of refill.lua for n buckets.
 func decodeCalls(n int, shard bool, args []any) []policy.Call {
 	calls := make([]policy.Call, n)
 	for i := range calls {
