@@ -17,9 +17,10 @@ import (
 )
 
 const (
-	// pageSize is how many buckets a page shows.
+	// pageSize is the number of buckets on a page.
 	pageSize = 50
-	// flowsOfAll is how many flows of each bucket a page shows, and flowsOfOne how many if it shows one bucket.
+	// flowsOfAll is the number of flows that a page shows for each bucket of a list. flowsOfOne is the number for a
+	// page of one bucket.
 	flowsOfAll = 5
 	flowsOfOne = 50
 )
@@ -76,7 +77,7 @@ func page(mux *http.ServeMux, src Source) {
 				return
 			}
 			secure(w, f.kind)
-			_, _ = w.Write(content) // the client has gone
+			_, _ = w.Write(content) // an error means that the client has disconnected
 		})
 	}
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, req *http.Request) {
@@ -97,11 +98,12 @@ func page(mux *http.ServeMux, src Source) {
 			return
 		}
 		secure(w, "text/html")
-		_, _ = out.WriteTo(w) // the client has gone
+		_, _ = out.WriteTo(w) // an error means that the client has disconnected
 	})
 }
 
-// secure makes browsers load content only from this server, and show the page in no other page.
+// secure sets headers that make browsers load content only from this server. They also keep other pages from embedding
+// this one.
 func secure(w http.ResponseWriter, kind string) {
 	h := w.Header()
 	h.Set("Content-Type", kind+"; charset=utf-8")
@@ -167,7 +169,7 @@ func link(q Query, sort Sort, offset int) string {
 	return "?" + form.Encode()
 }
 
-// Divided returns those of the shown buckets that are divided among flows.
+// Divided returns the shown buckets that are divided among flows.
 func (v view) Divided() []Bucket {
 	var list []Bucket
 	for _, b := range v.Buckets {
@@ -181,7 +183,7 @@ func (v view) Divided() []Bucket {
 // OfBucket returns the page's URL for one bucket.
 func (v view) OfBucket(key string) string { return "?" + url.Values{"key": {key}}.Encode() }
 
-// Most returns the highest rate that a flow of the list got, at least 1.
+// Most returns the highest rate that a flow of the list got. It returns at least 1.
 func (f Flows) Most() float64 {
 	most := 1.0
 	for _, one := range f.List {
@@ -203,7 +205,7 @@ func number10(n any) string {
 	return digits
 }
 
-// count returns a number with its noun.
+// count returns a number with its noun, in the plural unless the number is 1.
 func count(n any, thing string) string {
 	s := number10(n)
 	if s != "1" {

@@ -29,7 +29,7 @@ type Source interface {
 const (
 	probeTimeout    = 2 * time.Second
 	shutdownTimeout = 2 * time.Second
-	maxBuckets      = 1000 // in one /status answer
+	maxBuckets      = 1000 // in one reply of /status
 
 	// MaxFlows is the largest number of flows of a bucket that a query may ask for.
 	MaxFlows = 1000
@@ -54,11 +54,11 @@ func Handler(src Source, metrics http.Handler) http.Handler {
 		ctx, cancel := context.WithTimeout(req.Context(), probeTimeout)
 		defer cancel()
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(src.Status(ctx, q)) // the client has gone
+		_ = json.NewEncoder(w).Encode(src.Status(ctx, q)) // an error means that the client has disconnected
 	})
 	mux.HandleFunc("GET /shares", func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "application/json")
-		_ = json.NewEncoder(w).Encode(src.Shares()) // the client has gone
+		_ = json.NewEncoder(w).Encode(src.Shares()) // an error means that the client has disconnected
 	})
 	page(mux, src)
 	return mux
@@ -72,7 +72,7 @@ func probe(w http.ResponseWriter, err error) {
 	fmt.Fprintln(w, "ok")
 }
 
-// query reads the parameters of a request.
+// query reads the parameters of a request. limit and flows are the defaults of the parameters with these names.
 func query(req *http.Request, limit, flows int) (q Query, err error) {
 	form := req.URL.Query()
 	q = Query{Key: form.Get("key"), Search: form.Get("q"), Sort: Sort(form.Get("sort"))}

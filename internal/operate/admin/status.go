@@ -11,24 +11,24 @@ import (
 // Query selects buckets.
 type Query struct {
 	Key    string // only this bucket, if not empty
-	Search string // only buckets whose key contains it, in upper or lower case
+	Search string // only buckets whose key contains this text, ignoring case
 	Sort   Sort
 	Offset int // how many of the found buckets to skip
-	Limit  int // most buckets to list; 0: none
+	Limit  int // the largest number of buckets to list; 0 lists none
 	Flows  int // how many flows of each bucket to list
 }
 
 // Sort is the order of buckets.
 type Sort string
 
-// The orders. SortFill, SortTaken and SortAge read every bucket from Redis. If more than MaxSorted buckets are found,
-// the order is that of the configuration instead.
+// These are the orders. SortFill, SortTaken and SortAge read every bucket from Redis. If more than MaxSorted buckets
+// are found, they are in the order of the configuration instead.
 const (
 	SortConfig Sort = ""      // as configured
 	SortKey    Sort = "key"   // by key
 	SortFill   Sort = "fill"  // the emptiest first
-	SortTaken  Sort = "taken" // the most taken from first
-	SortAge    Sort = "age"   // the longest without a refill first
+	SortTaken  Sort = "taken" // the highest rate of takes first
+	SortAge    Sort = "age"   // the longest time without a refill first
 )
 
 // MaxSorted is the largest number of buckets that can be ordered by values in Redis.
@@ -51,33 +51,33 @@ type Status struct {
 	Epoch    int64            `json:"epoch,omitempty"` // of this replica's present or last term
 	Leader   *Leader          `json:"leader,omitempty"`
 	Election string           `json:"election_error,omitempty"` // why the leader isn't known
-	Unknown  bool             `json:"leader_unknown,omitempty"` // etcd doesn't answer, so there may be a leader or not
-	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by their answer
-	Errors   int64            `json:"errors"`                   // calls without an answer
+	Unknown  bool             `json:"leader_unknown,omitempty"` // etcd doesn't answer, so there may or may not be a leader
+	Calls    map[string]int64 `json:"calls"`                    // this replica's refill calls by the status of their reply
+	Errors   int64            `json:"errors"`                   // calls without a reply
 	Faults   int64            `json:"faults"`                   // calls for buckets that are malformed or forbidden
 	Added    int64            `json:"tokens_added"`
 	Clamped  int64            `json:"tokens_clamped"`
 	Buckets  []Bucket         `json:"buckets"`
-	Found    int              `json:"buckets_found"` // how many match the query; Buckets has a part of them
-	Total    int              `json:"buckets_total"` // configured
-	Pooled   int              `json:"-"`             // how many of Total are of pools
+	Found    int              `json:"buckets_found"` // number that match the query; Buckets lists some of them
+	Total    int              `json:"buckets_total"` // number in the configuration
+	Pooled   int              `json:"-"`             // how many of Total belong to pools
 
-	Templates []Template `json:"templates,omitempty"` // those whose buckets are refilled
+	Templates []Template `json:"templates,omitempty"` // only templates whose buckets are refilled
 
 	Reload    Reload     `json:"reload"`
-	Away      string     `json:"redis_error,omitempty"`       // why refills pause; empty: they don't
-	Conflicts Mismatch   `json:"conflicts"`                   // under the same version: only a higher one helps
-	Outdated  Mismatch   `json:"outdated"`                    // under a later version: the file is ignored
+	Away      string     `json:"redis_error,omitempty"`       // why refills pause; empty if they don't
+	Conflicts Mismatch   `json:"conflicts"`                   // policies that differ under the same version; a higher version resolves them
+	Outdated  Mismatch   `json:"outdated"`                    // policies in force under a later version than this replica's
 	Troubles  []Trouble  `json:"faults_of_buckets,omitempty"` // errors of the last calls about configured buckets
 	Takeovers []Takeover `json:"takeovers"`                   // the last ones, the newest first
 
-	Pools *Pools `json:"pools,omitempty"` // nil: the replica takes no part in pools
+	Pools *Pools `json:"pools,omitempty"` // nil if the replica takes no part in pools
 
 	Replicas []Replica `json:"replicas"`                 // the living replicas of this region, by identity
-	Unlisted string    `json:"replicas_error,omitempty"` // why they aren't known
+	Unlisted string    `json:"replicas_error,omitempty"` // why the replicas aren't known
 }
 
-// Role describes in words what a replica does.
+// Role returns words that describe what a replica does.
 func Role(leading, racing, elected bool) string {
 	switch {
 	case leading:
@@ -90,10 +90,10 @@ func Role(leading, racing, elected bool) string {
 	return "races"
 }
 
-// Role returns the role of the replica that answers.
+// Role returns words that describe what this replica does.
 func (s Status) Role() string { return Role(s.Leading, s.Racing, s.Mode == "etcd") }
 
-// Replica is a replica, as it describes itself every few seconds.
+// Replica is the description that a replica publishes of itself every few seconds.
 type Replica struct {
 	Identity string    `json:"identity"`
 	Build    string    `json:"build"`
@@ -104,18 +104,18 @@ type Replica struct {
 	Late     bool      `json:"late"`      // its next report is overdue
 }
 
-// Template is what this replica does for the buckets of a template.
+// Template describes the work of this replica for the buckets of a template.
 type Template struct {
 	Prefix  string `json:"prefix"`
-	Shards  int    `json:"shards"`         // how many of the 16 shards of its active set this replica refills
-	Active  int64  `json:"active_buckets"` // in those shards: buckets that are not full
+	Shards  int    `json:"shards"`         // number of shards, among the 16 of the active set, that this replica refills
+	Active  int64  `json:"active_buckets"` // buckets in those shards that are not full
 	Refills int64  `json:"refills"`        // by this replica
-	Errors  int64  `json:"errors"`         // this replica's calls without an answer, or for forbidden or failing buckets
+	Errors  int64  `json:"errors"`         // this replica's calls that got no reply, or whose bucket was forbidden or failed
 
-	Most []Active `json:"most_active,omitempty"` // those with the most refills in the last half minute or more
+	Most []Active `json:"most_active,omitempty"` // the buckets with the most refilled tokens in the last 30 to 60 seconds
 }
 
-// Active is a bucket of a template with its refilled tokens, which are as many as were taken from it.
+// Active is a bucket of a template with the rate at which it is refilled. Its tokens are taken at the same rate.
 type Active struct {
 	Key  string  `json:"key"`
 	Rate float64 `json:"tokens_per_second"`
@@ -128,31 +128,31 @@ type Trouble struct {
 	Buckets []string `json:"buckets"` // the first ones by key
 }
 
-// Pools are the pools of all regions as a replica of one region sees them.
+// Pools has the information that a replica has about the pools.
 type Pools struct {
 	Coordinating bool    `json:"coordinating"`          // this replica hands out the shares
-	Epoch        int64   `json:"epoch,omitempty"`       // pool epoch under which this replica writes shares, or last did
+	Epoch        int64   `json:"epoch,omitempty"`       // pool epoch under which this replica writes or last wrote shares
 	Coordinator  *Leader `json:"coordinator,omitempty"` // of all regions
 	Election     string  `json:"election_error,omitempty"`
 	Cut          string  `json:"etcd_error,omitempty"`  // why etcd doesn't answer
-	Away         string  `json:"redis_error,omitempty"` // why there are no tickets
+	Away         string  `json:"redis_error,omitempty"` // why the tickets can't be read from Redis
 	Shares       []Share `json:"shares"`                // of the replica's region
 }
 
 // Share is a region's part in a pool, as it is stored in the region's own Redis. Rates are tokens per second.
 type Share struct {
 	Pool      string  `json:"pool"`
-	Limit     float64 `json:"limit"`  // the pool's rate; 0 once it has left the configuration
+	Limit     float64 `json:"limit"`  // the pool's rate; 0 if the pool was removed from the configuration
 	Rate      float64 `json:"rate"`   // in force
-	Floor     float64 `json:"floor"`  // always the region's
+	Floor     float64 `json:"floor"`  // part of the rate that the region always has
 	Demand    float64 `json:"demand"` // rate that the region could use (computed by the coordinator)
 	Tokens    int64   `json:"tokens"`
 	Capacity  int64   `json:"capacity"`                // of the region's bucket
 	Age       float64 `json:"grant_age_seconds"`       // since the grant was made or last renewed
-	Remaining float64 `json:"grant_remaining_seconds"` // until the grant ends; 0: the region is on its floor
+	Remaining float64 `json:"grant_remaining_seconds"` // until the grant ends; 0 if the region has only its floor
 
 	Trend   ShareTrend    `json:"-"` // of the last quarter of an hour, for the page
-	Regions []RegionShare `json:"-"` // all regions of the pool by name, for the page; none if they aren't known
+	Regions []RegionShare `json:"-"` // all regions of the pool by name, for the page; empty if the regions aren't known
 }
 
 // RegionShare is the history of a region's share of a pool in the last quarter of an hour.
@@ -165,8 +165,8 @@ type RegionShare struct {
 type ShareHistory struct {
 	Pool   string `json:"pool"`
 	Region string `json:"region"`
-	// Minutes are averages in parts of the pool's rate, the oldest first. The last minute is not over yet. Null: not
-	// known.
+	// Minutes has the average of the share in each minute, as a part of the pool's rate, the oldest first. The last
+	// minute is not over yet. The value of a minute that isn't known is null.
 	Minutes []*float64 `json:"minutes"`
 }
 
@@ -176,11 +176,12 @@ func (s Share) Grant() string { return Grant(s.Age, s.Remaining) }
 // Renewed reports whether the grant is renewed in time.
 func (s Share) Renewed() bool { return s.Remaining > 0 && s.Age < overdue }
 
-// overdue is the age in seconds from which the renewal of a grant is overdue. Grants are renewed about once a second.
+// overdue is the age in seconds at which the renewal of a grant becomes overdue. Grants are renewed about once a
+// second.
 const overdue = 4
 
-// Grant describes the state of a grant that was renewed age seconds ago and ends after remaining seconds unless it is
-// renewed again.
+// Grant describes the state of a grant that was renewed age seconds ago. Without another renewal the grant ends after
+// remaining seconds.
 func Grant(age, remaining float64) string {
 	switch {
 	case remaining <= 0:
@@ -204,11 +205,11 @@ type Reload struct {
 	Refused   int64 `json:"refused"`
 }
 
-// Mismatch lists where another policy is in force than that of this replica's configuration.
+// Mismatch describes where the policies in force differ from this replica's configuration.
 type Mismatch struct {
-	Total     int      `json:"total"`               // number of buckets, plus one each for templates and pools
+	Total     int      `json:"total"`               // number of buckets, plus 1 each if Templates or Pools isn't empty
 	Buckets   []string `json:"buckets,omitempty"`   // the first ones by key
-	Templates string   `json:"templates,omitempty"` // the templates that are in force, or empty
+	Templates string   `json:"templates,omitempty"` // how the templates in force differ; empty if they don't
 	Pools     string   `json:"pools,omitempty"`
 }
 
@@ -216,7 +217,7 @@ type Mismatch struct {
 type Takeover struct {
 	At      time.Time `json:"at"`
 	Buckets int       `json:"buckets"`
-	Gap     float64   `json:"gap_ms"` // the longest time that one of them went without a refill
+	Gap     float64   `json:"gap_ms"` // longest time without a refill among these buckets
 }
 
 // Leader is the leader according to the election service.
@@ -224,7 +225,7 @@ type Leader struct {
 	Identity string `json:"identity"`
 	Epoch    int64  `json:"epoch"`
 
-	Since time.Time `json:"since"` // since when this replica knows it as the leader
+	Since time.Time `json:"since"` // when this replica first read that this is the leader
 }
 
 // Bucket is the state of a bucket in Redis, with the policy in force there.
@@ -240,35 +241,37 @@ type Bucket struct {
 	Age      float64 `json:"refill_age_ms"` // since the last refill, on Redis' clock
 	Error    string  `json:"error,omitempty"`
 
-	// Differences of this replica's configuration from the policy in force. The other fields show the policy in force.
+	// Differs has the differences between this replica's configuration and the policy in force. The other fields show
+	// the policy in force.
 	Differs []config.Difference `json:"differs,omitempty"`
-	// Conflict reports that the policy differs under the same version. Outdated reports that the version of the replica's
-	// policy is below the one in force.
+	// Conflict reports whether the policies differ under the same version. Outdated reports whether the replica's
+	// policy has a lower version than the one in force.
 	Conflict bool `json:"conflict,omitempty"`
 	Outdated bool `json:"outdated,omitempty"`
-	// Override reports that the key has its own policy in force, whatever the configuration says.
+	// Override reports whether an override of the key is in force. The configuration doesn't change it.
 	Override bool `json:"override,omitempty"`
 
 	Outstanding int64 `json:"outstanding_tokens"`    // held by consumers in reservations and leases
-	Debt        int64 `json:"debt_tokens,omitempty"` // that refills pay back before they add tokens
+	Debt        int64 `json:"debt_tokens,omitempty"` // tokens that refills pay back before they add new ones
 
-	// Recent values; only from the replica that refills the bucket.
+	// Taken and Dry are recent values. Only the replica that refills the bucket has them.
 	Taken *float64 `json:"taken_per_second,omitempty"`
-	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied
+	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token; takes were probably denied then
 
-	// How the bucket is divided. It is nil if the bucket isn't divided, or if this replica has not read it.
+	// Flows describes how the bucket is divided. It is nil if the bucket isn't divided, or if this replica has not read
+	// it.
 	Flows *Flows `json:"flows,omitempty"`
 
 	Trend Trend `json:"-"` // of the last quarter of an hour, for the page
 }
 
-// Flows describes how a bucket is divided, and how much its flows took during the last minute. The replica that refills
-// the bucket reads this. If several replicas race for the refills, each reads a part.
+// Flows describes how a bucket is divided, and how many tokens its flows took during the last minute. The replica that
+// refills the bucket reads these counts. If several replicas race for the refills, each reads a part of them.
 type Flows struct {
-	Seen    int     `json:"seen"`                    // flows that are distinguished
-	Listed  int     `json:"listed"`                  // flows of the last plan; they ask for more than half of their part
-	Level   float64 `json:"level_tokens_per_second"` // what a flow of weight 1, or a team, may have
-	Covered float64 `json:"covered_seconds"`         // seconds of the last minute that this replica has read
+	Seen    int     `json:"seen"`                    // number of flows that are counted separately
+	Listed  int     `json:"listed"`                  // flows of the last plan, which ask for more than half of their part
+	Level   float64 `json:"level_tokens_per_second"` // rate that a flow of weight 1, or a team, may have
+	Covered float64 `json:"covered_seconds"`         // the part of the last minute for which this replica has read counts
 	List    []Flow  `json:"list"`                    // by the tokens that they got, the most first
 	Others  *Flow   `json:"others,omitempty"`        // the sum of the other flows; nil if they asked for nothing
 }
@@ -276,7 +279,7 @@ type Flows struct {
 // Flow has the rates of a flow in the last minute, in tokens per second. Denials that clients remember are not
 // included.
 type Flow struct {
-	Name   string  `json:"name"` // name of a team, with a slash at its end, for flows that aren't distinguished
+	Name   string  `json:"name"` // name of the flow; TEAM/ has the sum of the flows of a team that are not counted separately
 	Got    float64 `json:"got_per_second"`
 	Demand float64 `json:"demand_per_second"` // the rate that it asked for
 	Denied float64 `json:"denied_per_second"`
@@ -308,7 +311,7 @@ type Trend []TrendPoint
 
 // TrendPoint is the state of a bucket in a period.
 type TrendPoint struct {
-	Known bool    // otherwise this replica got no reply about the bucket
+	Known bool    // whether this replica got a reply about the bucket
 	Fill  float64 // tokens as a part of the capacity
 	Taken float64 // tokens per second
 }

@@ -5,13 +5,13 @@ import (
 	"strings"
 )
 
-// A trend is drawn in a box of this size, in units. The page scales the box.
+// trendHeight is the height of the box in which a trend is drawn, in units. The page scales the box.
 const trendHeight = 24
 
-// Width is how many units wide a drawn trend is.
+// Width returns the width of the drawn trend in units.
 func (t Trend) Width() int { return max(1, len(t)) }
 
-// Height is how many units high a drawn trend is.
+// Height returns the height of the drawn trend in units.
 func (t Trend) Height() int { return trendHeight }
 
 // FillArea returns the outline of the fill over time, as the path of an SVG. It has one area for each known period.
@@ -40,7 +40,7 @@ func (t Trend) TakenLine() string {
 			draw = "M"
 			continue
 		}
-		// Without half a unit of room above and below, the line would be cut.
+		// One unit stays free above and below the line. Otherwise the edges of the box would cut it.
 		fmt.Fprintf(&b, "%s%.1f %.1f", draw, float64(i)+0.5, 1+(trendHeight-2)*(1-p.Taken/most))
 		draw = "L"
 	}
@@ -56,7 +56,7 @@ func (t Trend) MostTaken() float64 {
 	return most
 }
 
-// LeastFill returns the lowest known fill, as a part of the capacity; 1 if none is known.
+// LeastFill returns the lowest known fill, as a part of the capacity. It returns 1 if no fill is known.
 func (t Trend) LeastFill() float64 {
 	least := 1.0
 	for _, p := range t {
@@ -76,10 +76,10 @@ type ShareTrendPoint struct {
 	Floor, Lent, Demand float64
 }
 
-// Width is how many units wide a drawn trend is.
+// Width returns the width of the drawn trend in units.
 func (t ShareTrend) Width() int { return max(1, len(t)) }
 
-// Height is how many units high a drawn trend is: the pool's rate.
+// Height returns the height of the drawn trend in units. The full height is the pool's rate.
 func (t ShareTrend) Height() int { return trendHeight }
 
 // FloorBand returns the floor over time, as the path of an SVG.
@@ -112,7 +112,7 @@ func (t ShareTrend) band(of func(ShareTrendPoint) (from, to float64)) string {
 	})
 }
 
-// band draws a band over n periods. Neighbouring periods with the same height form one area.
+// band draws a band over a number of periods. Neighbouring periods with the same height form one area.
 func band(stretches int, of func(i int) (from, to float64)) string {
 	var b strings.Builder
 	for begin := 0; begin < stretches; {
@@ -131,7 +131,7 @@ func band(stretches int, of func(i int) (from, to float64)) string {
 	return b.String()
 }
 
-// regionColours is how many colours the page has for regions.
+// regionColours is the number of colours that the page has for regions.
 const regionColours = 6
 
 // RegionBand is a region's share of a pool over time, as the page draws it.
@@ -152,7 +152,7 @@ func (s Share) Stack() []RegionBand {
 		one.Path = band(len(r.Trend), func(i int) (from, to float64) { return below[i], below[i] + part(i) })
 		for i, p := range r.Trend {
 			below[i] += part(i)
-			if p.Known && i >= len(r.Trend)-2 { // the present period may have just begun
+			if p.Known && i >= len(r.Trend)-2 { // the last period may have just begun, so the one before it counts too
 				now := part(i)
 				one.Now = &now
 			}
@@ -165,7 +165,7 @@ func (s Share) Stack() []RegionBand {
 // shareY returns the distance from the top at which a part of the pool's rate is drawn.
 func shareY(part float64) float64 { return trendHeight * (1 - min(1, max(0, part))) }
 
-// Bands are a share of a pool, in hundredths of the pool's rate.
+// Bands has the parts of a region's share, in hundredths of the pool's rate.
 type Bands struct {
 	Floor, Lent, Demand float64
 	text                string
@@ -174,7 +174,7 @@ type Bands struct {
 // String returns the bands in words.
 func (b Bands) String() string { return b.text }
 
-// Bands returns the bands of the share, nil if the pool has left the configuration.
+// Bands returns the bands of the share. It returns nil if the pool was removed from the configuration.
 func (s Share) Bands() *Bands {
 	if s.Limit == 0 {
 		return nil

@@ -18,10 +18,10 @@ const (
 	Consumer Role = "consumer" // takes tokens: the SDK, the sidecar, the command line
 )
 
-// Names are the names of a deployment that the rights of its users depend on.
+// Names has the names in a deployment that determine the rights of its users.
 type Names struct {
-	Any       bool     // the buckets are not known, so the rights are for every key
-	Buckets   []string // configured ones, and pools
+	Any       bool     // the names of the buckets are not known, so the rights are for every key
+	Buckets   []string // configured buckets, and pools
 	Templates []*policy.CompiledTemplate
 	Cluster   bool
 }
@@ -45,23 +45,23 @@ var both = []string{
 	"zrem", "zremrangebyscore", "zscore", "pexpire", "pttl", "pexpiretime", "pexpireat", "persist", "sadd", "srem",
 }
 
-// refillers are the commands that only refillers need. They read the active sets and the overrides.
+// refillers are the commands that only refillers need. These commands read the active sets and the overrides.
 var refillers = []string{"scard", "sscan"}
 
 // limiters are the further commands of programs with limiters of package limit, such as a sidecar with a file of
 // limits, and those of limit.Reset.
 var limiters = []string{"zcount", "zrevrange", "zrevrangebyscore", "unlink", "scan"}
 
-// cluster are the further commands on a Cluster.
+// cluster are the further commands that are needed on a Cluster.
 var cluster = []string{"cluster|shards", "cluster|slots"}
 
 // Rights are the rights of a user of Redis.
 type Rights struct {
-	Keys     []string // patterns, as Redis has them after ~; a pattern that begins with % is complete
+	Keys     []string // patterns as they follow ~ in Redis; a pattern that begins with % gets no ~
 	Commands []string
 }
 
-// RightsOf returns the smallest rights with which everything works that a role does.
+// RightsOf returns the smallest rights that a role needs.
 func RightsOf(role Role, names Names) Rights {
 	r := Rights{Commands: slices.Clone(both)}
 	if role == Refiller {
@@ -87,7 +87,7 @@ func keysOf(role Role, names Names) []string {
 		keys = append(keys, literal(name), literal(lua.IndexKey(name))+"*")
 	}
 	for _, t := range names.Templates {
-		if role == Refiller || t.Enforce == policy.EnforceRefilled { // takes of lazy buckets use one key, with braces
+		if role == Refiller || t.Enforce == policy.EnforceRefilled { // takes of lazy buckets use only a key with braces
 			keys = append(keys, literal(t.Prefix)+"*")
 		}
 		keys = append(keys, "{"+literal(t.Prefix)+"*")
@@ -97,12 +97,13 @@ func keysOf(role Role, names Names) []string {
 	}
 	for _, t := range names.Templates {
 		if t.Enforce == policy.EnforceRefilled {
-			// Each shard of the active set, and the buckets alive. The scripts name both, whether or not there is a bound. The
-			// scripts of budgets name only the buckets alive.
+			// These patterns match each shard of the active set, and the set of the buckets that are alive. The scripts
+			// of takes name both keys, even if the template has no max_keys. The scripts of budgets name only the
+			// second key.
 			keys = append(keys, "{"+config.Reserved+"active:*}:set:"+literal(t.Prefix), literal(lua.AliveKey(t.Prefix)))
 		}
 	}
-	// The doctor's own bucket, and those of its template.
+	// These patterns match the keys of the doctor's own buckets.
 	keys = append(keys, rehearsed+"*", "{"+rehearsed+"*", "{"+config.Reserved+"a*:"+templated+"*")
 	return append(keys, "%R~"+literal(lua.TemplatesKey), "%R~"+strings.TrimSuffix(lua.ProbeKey(0), "0")+"*")
 }
@@ -124,7 +125,7 @@ func (r Rights) ACL(user string) string {
 }
 
 // literal returns a pattern that matches one name. A pattern can't have spaces, and quotes would end a word of
-// redis-cli. So each of these is replaced by the mark for any character.
+// redis-cli. So each of these characters is replaced by a question mark, which matches any character.
 func literal(name string) string {
 	var b strings.Builder
 	for _, c := range []byte(name) {

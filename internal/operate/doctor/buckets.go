@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Buckets checks whether the user has the rights for these buckets, and whether their keys hold buckets. It writes
+// Buckets checks whether the user has the rights for these buckets, and whether the keys really hold buckets. It writes
 // nothing.
 func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Finding {
 	f := Finding{Check: "your buckets", Level: OK, Detail: fmt.Sprintf("the user may touch the keys of all %d", len(keys))}

@@ -15,7 +15,8 @@ import (
 const (
 	// usualQuota is the limit of etcd's database in bytes, unless etcd reports another one.
 	usualQuota = 2 << 30
-	// manyWrites is the number of writes after which an etcd that compacts itself has done so. So many writes do no harm.
+	// manyWrites is a number of writes that does no harm. After so many writes, an etcd that compacts itself has done
+	// so.
 	manyWrites = 10_000
 	// etcdTimeout bounds each examination.
 	etcdTimeout = 2 * time.Second

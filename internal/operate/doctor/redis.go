@@ -20,7 +20,7 @@ type Level string
 const (
 	OK      Level = "ok"
 	Unknown Level = "unknown" // the check could not be made
-	Warning Level = "warning" // a refiller works, at a risk that the detail describes
+	Warning Level = "warning" // a refiller works, but at a risk
 	Failure Level = "failure" // a refiller can't work like this
 )
 
@@ -33,16 +33,16 @@ type Finding struct {
 }
 
 const (
-	// slow is the length of a round trip from which refills come late.
+	// slow is the round-trip time above which refills come late.
 	slow = 50 * time.Millisecond
-	// skewed is the difference of clocks from which the times in logs mislead. The difference affects no tokens.
+	// skewed is the difference of clocks above which the times in logs mislead. The difference affects no tokens.
 	skewed = 2 * time.Second
 	// drift is the largest expected deviation of a clock during the checks.
 	drift = 50 * time.Millisecond
 )
 
-// Redis checks a server, or a Cluster through one of its nodes, for a user of a role. The advice about the user's
-// rights is for names.
+// Redis checks whether a server suits a user with a role. A Cluster is checked through one of its nodes. The advice
+// about the user's rights is for names.
 func Redis(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) []Finding {
 	first := reach(ctx, rdb)
 	if first.Level == Failure {
@@ -123,8 +123,8 @@ func versionFinding(info map[string]string, err error) Finding {
 	return f
 }
 
-// bounded checks whether the server has the bounded command with which programs take that use only the two keys of a
-// bucket.
+// bounded checks whether the server has INCREX. With this command, programs that use only the two keys of a bucket can
+// take tokens.
 func bounded(ctx context.Context, rdb redis.UniversalClient) Finding {
 	found, err := rdb.Do(ctx, "command", "info", "increx").Slice()
 	return boundedFinding(found, err)
@@ -151,7 +151,7 @@ func before(a, b string) bool {
 	number := func(s string) int {
 		major, rest, _ := strings.Cut(s, ".")
 		minor, _, _ := strings.Cut(rest, ".")
-		x, _ := strconv.Atoi(major) // a part that is no number counts as 0
+		x, _ := strconv.Atoi(major) // a part that is not a number counts as 0
 		y, _ := strconv.Atoi(minor)
 		return 1000*x + y
 	}
@@ -166,7 +166,7 @@ func scripts(ctx context.Context, rdb redis.UniversalClient, role Role, names Na
 	if err == nil {
 		err = clearRehearsal(ctx, rdb)
 	} else {
-		_ = clearRehearsal(context.WithoutCancel(ctx), rdb) // as far as the rights go
+		_ = clearRehearsal(context.WithoutCancel(ctx), rdb) // keys that the user may not delete stay
 	}
 	if err != nil {
 		f.Level, f.Detail = Failure, err.Error()
@@ -227,7 +227,7 @@ func durability(info map[string]string, err error) Finding {
 	return f
 }
 
-// clock compares the server's clock with this machine's, twice.
+// clock compares the server's clock with this machine's. It does this twice, to find a clock that drifts.
 func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	f := Finding{Check: "clock", Level: OK}
 	offset := func() (time.Duration, error) {
@@ -260,8 +260,8 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	return f
 }
 
-// Etcd returns the finding about the answer of etcd, or about its absence. section is the section of the configuration
-// with the endpoints.
+// Etcd returns the finding about a request to etcd. answer describes the reply, and err is the request's failure.
+// section is the section of the configuration that has the endpoints.
 func Etcd(section, answer string, err error) Finding {
 	f := Finding{Check: "etcd answers", Level: OK, Detail: answer}
 	switch {

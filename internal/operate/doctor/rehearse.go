@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// rehearsed is the bucket of a rehearsal, twoKeys the bucket of clients that know only two keys, and templated the
-// bucket of a template.
+// rehearsed, twoKeys and templated are the buckets of a rehearsal. twoKeys is for clients that know only two keys, and
+// templated is the bucket of a template. request is the id of a take.
 const (
 	rehearsed = "refiller:doctor"
 	twoKeys   = "refiller:doctor:two-keys"
@@ -54,7 +54,7 @@ func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Te
 	return []step{
 		{"delete what a rehearsal left", func() error { return clearRehearsal(ctx, rdb) }},
 		{"load the scripts", func() error { return lua.Load(ctx, rdb) }},
-		{"run a script by its text", func() error { // as after Redis has lost the script
+		{"run a script by its text", func() error { // as a client does when Redis has lost the script
 			return rdb.Eval(ctx, "return redis.call('PING')", []string{rehearsed}).Err()
 		}},
 		{"create a bucket", func() error {
@@ -166,12 +166,12 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 		{"add by two keys", func() error {
 			_, err := lua.Add(ctx, rdb, twoKeys, 1, 10, 0)
 			if err == nil {
-				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // too late, so that the script returns the tokens
+				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // the index is already used, so the script takes its call back
 			}
 			return err
 		}},
 		{"count the flows of a divided bucket", func() error { return rdb.HLen(ctx, lua.UseKey(rehearsed)).Err() }},
-		{"send what scripts do without if they must", func() error { // without these, statistics have less
+		{"send what scripts do without if they must", func() error { // without these rights, statistics are incomplete
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(twoKeys), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
@@ -188,7 +188,7 @@ func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	}
 }
 
-// until calls done again and again until it returns true.
+// until repeats done until it returns true or an error. It gives up after the time soon.
 func until(ctx context.Context, done func() (bool, error)) error {
 	for began := time.Now(); time.Since(began) < soon; {
 		if is, err := done(); is || err != nil {

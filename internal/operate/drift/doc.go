@@ -3,6 +3,6 @@
 //
 // The policies in force are those that Redis stores with the buckets, the templates that are published there, and the
 // pools in etcd. A policy is replaced only under a higher version. So a difference under the same or a lower version is
-// a conflict, which no refiller resolves. Of a schedule, Redis has only the last instant and the next one. If two
-// schedules have the same two instants, no difference is found.
+// a conflict, which no refiller resolves. Redis has only the last and the next instant of a schedule. If two schedules
+// have the same two instants, no difference is found.
 package drift

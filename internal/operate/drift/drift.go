@@ -17,7 +17,7 @@ import (
 const (
 	atOnce    = 32          // buckets that are read at the same time
 	scanned   = 1000        // keys that a server reads in one step
-	abandoned = time.Minute // a bucket whose refill is overdue for longer is no longer refilled by any process
+	abandoned = time.Minute // a bucket whose refill is overdue for longer counts as no longer refilled
 )
 
 // Kinds of changes.
@@ -39,7 +39,8 @@ type Change struct {
 
 // Report has all changes that a configuration would make.
 type Report struct {
-	// The highest versions in force of everything that was compared; -1: none is in force.
+	// Version and PoolsVersion are the highest versions in force among all compared policies. -1 means that none is in
+	// force.
 	Version      int64 `json:"version_in_force"`
 	PoolsVersion int64 `json:"pools_version_in_force"`
 
@@ -112,7 +113,7 @@ func (r *reader) seen(version int64) {
 	r.report.Version = max(r.report.Version, version)
 }
 
-// version compares a version with the one in force, -1 if none is.
+// version adds a change if the file has another version than the one in force. inForce is negative if none is in force.
 func (r *reader) version(what string, inForce, file int64) {
 	if inForce == file || inForce < 0 {
 		return
@@ -126,7 +127,7 @@ func (r *reader) version(what string, inForce, file int64) {
 	r.add(c)
 }
 
-// change adds the difference between terms, if there is any.
+// change adds a change if a policy has different fields.
 func (r *reader) change(what, name string, version int64, fields []config.Difference, file int64) {
 	if len(fields) == 0 {
 		return

@@ -85,7 +85,7 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 	return nil
 }
 
-// kind adds a change if a pool's bucket is still a plain one in this region.
+// kind adds a change if a pool's bucket is still an ordinary bucket in this region.
 func (r *reader) kind(ctx context.Context, name string) error {
 	p, found, err := r.peek(ctx, name)
 	if err != nil || !found || p.Terms == nil || p.Terms.Pool {
@@ -96,8 +96,8 @@ func (r *reader) kind(ctx context.Context, name string) error {
 	return nil
 }
 
-// others returns the keys of buckets in Redis without those that are named. It also leaves out buckets of templates,
-// which expire.
+// others returns the keys of the buckets in Redis that are not named. It also leaves out buckets of templates, which
+// expire.
 func (r *reader) others(ctx context.Context, named map[string]bool) ([]string, error) {
 	var found []string
 	scan := func(ctx context.Context, c redis.UniversalClient) error {
@@ -216,7 +216,7 @@ func (r *reader) templates(ctx context.Context) error {
 	return nil
 }
 
-// template adds a change of a template. Only the whole set can be replaced, by a set of a higher version.
+// template adds a change of a template. Templates can only be replaced all at once, under a higher version.
 func (r *reader) template(prefix, change string, version int64, fields []config.Difference) {
 	if r.cfg.Version <= version {
 		change = Conflict

@@ -9,14 +9,14 @@ import (
 type Refill struct {
 	Key     string          `json:"key"`
 	Sent    int64           `json:"sent"`    // just before the call's batch was sent, Unix ns on the caller's clock
-	Replied int64           `json:"replied"` // when its answer or failure was known, Unix ns on the caller's clock
-	Era     int64           `json:"era"`     // the version that the caller sent
+	Replied int64           `json:"replied"` // when the reply came or the call failed, Unix ns on the caller's clock
+	Era     int64           `json:"era"`     // Era and Index are the version that the caller sent
 	Index   int64           `json:"index"`
 	Create  int64           `json:"create,omitempty"` // as in policy.Call
 	Terms   string          `json:"terms,omitempty"`  // the policy sent, as policy.Terms encodes it
 	Step    int64           `json:"step,omitempty"`
 	Next    int64           `json:"next,omitempty"`
-	Outcome *policy.Outcome `json:"outcome,omitempty"` // nil if there was no answer
+	Outcome *policy.Outcome `json:"outcome,omitempty"` // nil if there was no reply
 	Error   string          `json:"error,omitempty"`
 }
 

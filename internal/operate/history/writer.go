@@ -27,7 +27,7 @@ type Writer struct {
 	mu      sync.Mutex
 	pending []byte
 	closed  bool
-	err     error // the first failure: nothing is recorded after it
+	err     error // the first failure; after it nothing is recorded
 }
 
 // Open opens a file for appending, and creates it if needed. The Writer must be closed.
@@ -41,8 +41,8 @@ func Open(path string) (*Writer, error) {
 	return w, nil
 }
 
-// Add records v as one line. It doesn't wait for the file. Records that are added together are written at once, and
-// Close returns a failure.
+// Add records v as one line. It doesn't wait for the file: a goroutine writes all records that have been added. Close
+// returns the first failure.
 func (w *Writer) Add(v any) {
 	line, err := json.Marshal(v)
 	w.mu.Lock()
@@ -64,7 +64,7 @@ func (w *Writer) Add(v any) {
 // Failed returns a channel that is closed at the first failure. Nothing is recorded after it.
 func (w *Writer) Failed() <-chan struct{} { return w.failed }
 
-// fail is called with the lock held.
+// fail records the first failure. The caller holds the lock.
 func (w *Writer) fail(err error) {
 	if w.err == nil {
 		close(w.failed)

@@ -18,8 +18,8 @@ import (
 const (
 	// Beat is the time between two reports of a replica.
 	Beat = 3 * time.Second
-	// Late is the time without a report after which a replica is probably dead. The list may be a Beat old, and the report
-	// in it another Beat older.
+	// Late is the time without a report after which a replica is probably dead. The list may be a Beat old, and the
+	// report in it may be older by another Beat.
 	Late = 2*Beat + time.Second
 	// Silence is the time without a report after which a replica is no longer listed.
 	Silence = 10 * time.Second
@@ -68,8 +68,8 @@ func New(rdb redis.UniversalClient, key string, self func() Entry) *Members {
 	return &Members{rdb: rdb, key: key, self: self, err: errors.New("nothing has been read yet")}
 }
 
-// Replicas returns the replicas that have reported within Silence, by identity. An error is the reason for which they
-// aren't known. They are at most a Beat old.
+// Replicas returns the replicas that have reported within Silence, by identity. The list is at most a Beat old. The
+// error is the reason why the replicas aren't known.
 func (r *Members) Replicas() ([]Replica, error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -85,7 +85,7 @@ func (r *Members) Run(ctx context.Context) {
 		select {
 		case <-pace.C:
 		case <-ctx.Done():
-			_, _ = r.call(context.WithoutCancel(ctx), "") // if this fails, the others drop it after Silence
+			_, _ = r.call(context.WithoutCancel(ctx), "") // if this fails, the other replicas drop the entry after Silence
 			return
 		}
 	}
@@ -108,7 +108,7 @@ func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
 	defer cancel()
 	last := r.lastText
 	if text != "" {
-		r.lastText = text // it is written even if the reply is lost
+		r.lastText = text // Redis may store the entry even if the reply is lost
 	}
 	reply, err := script.Run(ctx, r.rdb, []string{r.key}, last, text, Silence.Milliseconds(), Most).StringSlice()
 	if err != nil {
@@ -117,7 +117,7 @@ func (r *Members) call(ctx context.Context, text string) ([]Replica, error) {
 	return decode(reply, time.Now())
 }
 
-// decode decodes the script's reply. at is the time at which it came.
+// decode decodes the script's reply. at is the time at which the reply came.
 func decode(reply []string, at time.Time) ([]Replica, error) {
 	if len(reply)%2 != 1 {
 		return nil, errReply
@@ -126,7 +126,7 @@ func decode(reply []string, at time.Time) ([]Replica, error) {
 	if err != nil {
 		return nil, errReply
 	}
-	latest := map[string]Replica{} // a replica that crashed may also have its former entry
+	latest := map[string]Replica{} // the list may have two entries of a replica: one from before a crash, and one after it
 	for i := 1; i+1 < len(reply); i += 2 {
 		var e Entry
 		written, err := strconv.ParseInt(reply[i+1], 10, 64)

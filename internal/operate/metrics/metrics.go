@@ -31,23 +31,22 @@ const fresh = 15 * time.Second
 type State struct {
 	Refill        refill.Stats
 	RedisUp       bool
-	Elected       bool  // election mode etcd; otherwise the next four fields are unused
+	Elected       bool  // election mode etcd; otherwise the fields up to Terms are unused
 	ElectionUp    bool  // etcd answers
 	Terms         int64 // terms as the leader since the start
 	Reloads       map[string]int64
 	ReloadRefused bool // the last reload was refused
-	// Something other than the configuration is in force under the same version: in any part of it, in templates, in
-	// pools.
+	// Conflict reports whether any part of the configuration differs from the policy in force under the same version.
+	// TemplatesConflict and PoolsConflict report this for templates and for pools.
 	Conflict, TemplatesConflict, PoolsConflict bool
 	TemplatesOutdated, PoolsOutdated           bool // templates or pools of a later version are in force
 	RestartNeeded                              bool // the file has changes that need a restart
-	// tokens that buckets in shadow mode have counted as denied
+	// Shadow has the numbers of tokens that buckets in shadow mode have counted as denied.
 	Shadow map[string]int64
 	Pools  *PoolState // nil if the replica takes no part in pools
 }
 
-// Metrics exports one replica's numbers. Its methods are safe for concurrent
-// use.
+// Metrics exports one replica's numbers. Its methods are safe for concurrent use.
 type Metrics struct {
 	registry *prometheus.Registry
 	region   string
@@ -55,7 +54,7 @@ type Metrics struct {
 	state    func() State
 
 	mu  sync.Mutex
-	own map[string]bool // which of the buckets have series of their own
+	own map[string]bool // by key: whether the bucket has series of its own
 
 	lag      prometheus.Histogram
 	call     prometheus.Histogram
@@ -64,8 +63,8 @@ type Metrics struct {
 
 var _ prometheus.Collector = (*Metrics)(nil)
 
-// New returns the metrics of a replica. build is the version of the program, region the region of the replica, and t
-// has the stats of its buckets. state is called at each scrape.
+// New returns the metrics of a replica. build is the version of the program, and region is the region of the replica. t
+// has the stats of the replica's buckets. state is called at each scrape.
 //
 // Every series of this package has the label "region". Otherwise an alert would have to join each series with
 // refiller_build_info to judge the regions one by one.
@@ -185,8 +184,8 @@ var (
 		"bucket", "flows")
 )
 
-// Describe implements prometheus.Collector. It describes nothing, so Prometheus doesn't check the metrics, because some
-// exist only in one mode.
+// Describe implements prometheus.Collector. It describes nothing, because some metrics exist only in one mode. So
+// Prometheus doesn't check them.
 func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
@@ -272,9 +271,9 @@ func (m *Metrics) collectBuckets(gauge, count func(*prometheus.Desc, float64, ..
 
 // view is the state of the buckets for one scrape.
 type view struct {
-	own                   map[string]stats.Bucket // those with series of their own
-	other                 stats.Bucket            // the sum of the others
-	summed                bool                    // there are others
+	own                   map[string]stats.Bucket // buckets with series of their own
+	other                 stats.Bucket            // the sum of the other buckets
+	summed                bool                    // whether there are other buckets
 	outdated, conflicting int
 }
 
@@ -308,9 +307,9 @@ func (m *Metrics) buckets() view {
 	return v
 }
 
-// label decides which buckets have series of their own: the first MaxBuckets by key, without those whose key can't be a
-// label. A bucket in the sum stays there. Otherwise its counters would move to another series, which appears as a
-// spike. The mutex is held.
+// label chooses the buckets that get series of their own: the first MaxBuckets by key. It skips a key that can't be a
+// label. A bucket that is in the sum stays there. Otherwise its counters would move to another series, and a spike
+// would appear. The caller holds the mutex.
 func (m *Metrics) label(keys []string) {
 	var unknown []string
 	for _, key := range keys {
@@ -318,7 +317,7 @@ func (m *Metrics) label(keys []string) {
 			unknown = append(unknown, key)
 		}
 	}
-	if len(m.own)+len(unknown) > len(keys) { // some were removed
+	if len(m.own)+len(unknown) > len(keys) { // some buckets were removed
 		there := make(map[string]bool, len(keys))
 		for _, key := range keys {
 			there[key] = true

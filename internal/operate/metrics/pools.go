@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// MaxPools is the largest number of pools with series of their own, which are the first ones by name. Each has at most
-// pool.MaxRegions regions. Alerts use the series that count pools, which include all pools.
+// MaxPools is the largest number of pools with series of their own. They are the first pools by name. Each pool has at
+// most pool.MaxRegions regions. Alerts use the series that count pools, which include all pools.
 const MaxPools = 200
 
 // PoolState is the replica's part in the pools at the time of a scrape.
@@ -22,7 +22,7 @@ type PoolState struct {
 	Sums        map[string]pool.PoolSum    // empty unless this replica coordinates
 	Regions     map[string]pool.RegionSeen // empty unless this replica coordinates
 	Terms       int64                      // terms as the coordinator since the start
-	Coordinated bool                       // etcd answers this replica, and there is a coordinator
+	Coordinated bool                       // etcd answers this replica, and a coordinator exists
 }
 
 var (
@@ -139,7 +139,7 @@ func (s *PoolState) collect(gauge, count func(*prometheus.Desc, float64, ...stri
 	}
 }
 
-// collectCounts exports how many of all pools are in each state.
+// collectCounts exports the number of pools in each state, among all pools.
 func (s *PoolState) collectCounts(gauge func(*prometheus.Desc, float64, ...string)) {
 	count := func(is func(pool.Share) bool) (n float64) {
 		for _, share := range s.Agent.Shares {

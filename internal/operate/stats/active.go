@@ -15,13 +15,13 @@ const (
 	activeWindow = 30 * time.Second
 	// maxActive is the largest number of buckets that a window counts.
 	maxActive = 512
-	// sampled is a number of calls. Of so many calls about buckets that a full window doesn't count, one makes room for
-	// its bucket.
+	// sampled is a number of calls. Among so many calls about buckets that a full window doesn't count, one call lowers
+	// the counts of the window to make room.
 	sampled = 64
 )
 
-// Active is the rate at which a bucket of a template was refilled recently. It is also the rate at which tokens were
-// taken.
+// Active is a bucket of a template with the rate at which it was refilled recently. Its tokens were taken at the same
+// rate.
 type Active struct {
 	Key  string
 	Rate float64 // tokens per second
@@ -76,7 +76,7 @@ func (t *Stats) Active(key string, tokens int64, at time.Time) {
 	}
 }
 
-// MostActive returns up to n of the matching buckets, those with the most recent refills.
+// MostActive returns up to n of the matching buckets. They are those that were refilled with the most tokens recently.
 func (t *Stats) MostActive(n int, now time.Time, match func(key string) bool) []Active {
 	a := &t.active
 	a.mu.Lock()

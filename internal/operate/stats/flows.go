@@ -10,18 +10,19 @@ import (
 
 const (
 	// maxDivided is the number of buckets whose flows are remembered. They are the first ones in the configuration.
-	// flowsKept is the number of flows of each bucket. Together they need some 50 MB if the names are long.
+	// flowsKept is the number of flows that are remembered for each of them. All these flows need some 50 MB if the
+	// names are long.
 	maxDivided = 256
 	flowsKept  = 128
-	// flowSlot is the length of a slot of the history of flows. flowSlots is the number of slots: those of a minute, and
+	// flowSlot is the length of a slot of the history of flows. flowSlots is the number of slots: six for a minute, and
 	// the slot that is not over yet.
 	flowSlot  = 10 * time.Second
 	flowSlots = 7
 )
 
-// Flows has the counts of a bucket's flows, as far as this replica has read them.
+// Flows has the counts of a bucket's flows that this replica has read.
 type Flows struct {
-	Read         time.Time // when something was last read; zero before the first time
+	Read         time.Time // the last time at which counts were read; zero before the first time
 	Seen         int       // flows that are counted separately
 	Listed       int       // flows that the last plan lists
 	Level        float64   // tokens per second that a flow of weight 1 may have
@@ -35,12 +36,12 @@ type Flow struct {
 	Asked  float64
 	Got    float64
 	Denied float64
-	Listed bool // in the plan when it was last read
+	Listed bool // whether the plan listed the flow when it was last read
 }
 
 // FlowsOfLate has the rates of a bucket's flows in the last minute, as far as this replica has read them.
 type FlowsOfLate struct {
-	Covered time.Duration // the part of the minute that it has read
+	Covered time.Duration // the part of the minute for which this replica has read counts
 	Flows   []Flow        // by the tokens that they got, the most first
 	Others  Flow          // the sum of the other flows
 }
@@ -101,7 +102,7 @@ func (p *flowPoint) trim() {
 	}
 }
 
-// remembersFlows reports whether the flows of the bucket are remembered. The mutex is held.
+// remembersFlows sets whether the flows of the bucket are remembered. The caller holds the mutex.
 func (b *bucket) remembersFlows(yes bool) {
 	switch {
 	case !yes:
@@ -111,7 +112,7 @@ func (b *bucket) remembersFlows(yes bool) {
 	}
 }
 
-// flowsRead applies a reading of the flows. The mutex is held.
+// flowsRead applies a reading of the flows. The caller holds the mutex.
 func (b *bucket) flowsRead(read *refill.FlowsRead, at time.Time) {
 	b.Flows.Read = at
 	b.Flows.Seen = read.Seen
@@ -129,8 +130,8 @@ func (b *bucket) flowsRead(read *refill.FlowsRead, at time.Time) {
 	}
 }
 
-// Flows returns the rates of at most n flows of a bucket in the last minute. It reports false if the bucket is not
-// divided, as far as this replica has read.
+// Flows returns the rates of at most n flows of a bucket in the last minute. It returns false if this replica has read
+// no flows of the bucket, or doesn't remember them.
 func (t *Stats) Flows(key string, n int, now time.Time) (FlowsOfLate, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

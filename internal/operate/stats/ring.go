@@ -25,7 +25,7 @@ func newRing[P any](slot time.Duration, slots int) *ring[P] {
 	return &ring[P]{slot, make([]slotted[P], slots)}
 }
 
-// at returns the point of the slot of an instant. It is zero at the first call for a slot.
+// at returns the point of the slot that contains t. The first call for a slot returns a zero point.
 func (r *ring[P]) at(t time.Time) *P {
 	slot := t.UnixNano() / int64(r.slot)
 	p := r.in(slot)
@@ -35,10 +35,10 @@ func (r *ring[P]) at(t time.Time) *P {
 	return &p.point
 }
 
-// in returns the place of the point of a slot. The place may still hold the point of an earlier slot.
+// in returns the place for the point of a slot. The place may still hold the point of an earlier slot.
 func (r *ring[P]) in(slot int64) *slotted[P] { return &r.points[slot%int64(len(r.points))] }
 
-// until returns the points up to the slot of an instant, the oldest first. A slot without a point has a zero point.
+// until returns the points up to the slot that contains now, the oldest first. A slot without a point has a zero point.
 func (r *ring[P]) until(now time.Time) []P {
 	last := now.UnixNano() / int64(r.slot)
 	points := make([]P, len(r.points))

@@ -31,7 +31,7 @@ type shareTrend struct {
 	minutes *ring[average]
 }
 
-// average returns the average of the share in all readings, as parts of the rate.
+// average has the sum of several readings of a share, as parts of the pool's rate, and their number.
 type average struct {
 	sum      float64
 	readings int
@@ -63,8 +63,8 @@ func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	}
 }
 
-// Trend returns the history of the share of a pool in the last quarter of an hour, the oldest slot first; nil if none
-// is known.
+// Trend returns the history of the share of a pool in the last quarter of an hour, the oldest slot first. It returns
+// nil if no history is known.
 func (s *Shares) Trend(pool string, now time.Time) []SharePoint {
 	s.mu.Lock()
 	defer s.mu.Unlock()

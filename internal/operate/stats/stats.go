@@ -15,7 +15,7 @@ import (
 const (
 	// smoothing is the time over which a bucket's rate of takes is averaged.
 	smoothing = 2 * time.Second
-	// burst is the longest time for which take-overs of several buckets count as a single one. It begins with the first
+	// burst is the longest time in which take-overs of several buckets count as a single one. It begins with the first
 	// refill.
 	burst = time.Second
 	// maxTakeovers is the number of take-overs that are remembered.
@@ -25,8 +25,8 @@ const (
 // Bucket has the stats of one bucket. The counts are of the refills that this replica won.
 type Bucket struct {
 	Refills     int64
-	Credited    int64   // tokens that the refills found due, added or clamped
-	Clamped     int64   // how many of these the full bucket could not hold
+	Credited    int64   // tokens that the refills found due. They were added or clamped.
+	Clamped     int64   // the part of Credited for which the bucket had no room
 	Due         float64 // tokens that were due under the policy in force: elapsed time × rate
 	Taken       int64   // tokens taken between two refills, without those returned
 	Empty       int64   // refills that found no token
@@ -35,18 +35,18 @@ type Bucket struct {
 	Created     int64   // refills that created the bucket, or adopted one of a foreign client
 	Lost        int64   // refills that created the bucket again, since the server had lost its state
 
-	Seen     time.Time // of the last answer; zero before the first
-	Won      time.Time // of the last refill won; zero before the first
-	Tokens   int64     // at the last answer
+	Seen     time.Time // when the last reply came; zero before the first one
+	Won      time.Time // when this replica last won a refill; zero before the first one
+	Tokens   int64     // at the last reply
 	Capacity int64     // configured
-	Held     int64     // tokens outstanding in reservations and leases, at the last answer
+	Held     int64     // tokens outstanding in reservations and leases, at the last reply
 	TakeRate float64   // tokens taken per second recently, up to Won
 	Dry      float64   // part of the recent refills, up to Won, that found no token
 
 	Flows Flows // zero if the bucket isn't divided
 
 	Fault    string // why the last call could not refill the bucket; empty if it could
-	Outdated bool   // a later version than this replica's is in force; not for a pool's bucket or an override
+	Outdated bool   // a later version than this replica's is in force. It is not set for a pool's bucket or an override.
 	Conflict bool   // the policy in force differs under the same version
 }
 
@@ -54,7 +54,7 @@ type Bucket struct {
 type Takeover struct {
 	At      time.Time
 	Buckets int           // how many buckets
-	Gap     time.Duration // the longest time that one of them went without a refill
+	Gap     time.Duration // longest time without a refill among these buckets
 }
 
 // Refill is the information that Observe derives from one reply.
@@ -76,11 +76,11 @@ type Stats struct {
 type bucket struct {
 	Bucket
 	interval time.Duration
-	known    bool              // version and tokens are from the last answer
-	mine     bool              // this replica made the last refill that it knows of
-	version  policy.Version    // at the last answer
-	fence    policy.Fence      // at the last answer
-	terms    policy.Terms      // in force at the last answer; zero if this replica doesn't know them
+	known    bool              // version and tokens are from the last reply
+	mine     bool              // this replica made the last refill that it knows
+	version  policy.Version    // at the last reply
+	fence    policy.Fence      // at the last reply
+	terms    policy.Terms      // in force at the last reply; zero if this replica doesn't know them
 	trend    *ring[TrendPoint] // nil: the bucket has none
 	flows    *ring[flowPoint]  // nil: the bucket has none, or too many other buckets have a history
 }
@@ -153,7 +153,7 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	}
 	b.Conflict = o.Differs || o.Status == policy.StatusConflict
 	b.terms = policy.Terms{}
-	if e.Call.Terms != nil { // without terms the replica knows that its own terms are of an older version
+	if e.Call.Terms != nil { // a replica sends no terms if it knows that its own have an older version
 		b.Outdated = !e.Call.Terms.Pool && !o.Fence.Own() && e.Call.Terms.FileVersion() < o.FileVersion
 		if e.Call.Terms.Pool == o.Pool && e.Call.Terms.Fence == o.Fence && !o.Differs {
 			b.terms = *e.Call.Terms
@@ -162,14 +162,14 @@ func (t *Stats) Observe(e refill.Event) Refill {
 	return r
 }
 
-// granted reports whether only new terms of a pool were written since the last reply. Agents write these, so they don't
-// show which replica refills.
+// granted reports whether the last reply differs from the one before only by new terms of a pool. Agents write these
+// terms, so the difference doesn't show which replica refills.
 func (b *bucket) granted(o policy.Outcome) bool {
 	next := policy.Version{Era: b.version.Era, Index: b.version.Index + 1}
 	return o.Pool && o.Version == next && o.Fence != b.fence
 }
 
-// fault returns the reason for which a call could not refill its bucket, empty if it could.
+// fault returns the reason why a call could not refill its bucket. It is empty if the call could.
 func fault(e refill.Event) string {
 	switch {
 	case errors.Is(e.Err, lua.ErrMalformedBucket) || e.Err == nil && e.Outcome.Status == policy.StatusMalformed:
@@ -222,15 +222,15 @@ func (b *bucket) won(e refill.Event) Refill {
 	return r
 }
 
-// due returns how many tokens fell due in the time that the refill settled. A fraction of a token for which a full
-// bucket has no room is not due. If this replica doesn't know the terms, or if they have a schedule, due returns the
-// credited tokens.
+// due returns the number of tokens that fell due since the refill before. A fraction of a token for which a full bucket
+// has no room is not due. If this replica doesn't know the terms, or if they have a schedule, due returns the credited
+// tokens.
 func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 	if t.Per == 0 || t.Kind != policy.Smooth {
 		return float64(credited)
 	}
 	units := float64(o.Elapsed) * float64(t.Tokens)
-	if t.GrantEra == o.Version.Era { // a pool's terms, with a part that was granted
+	if t.GrantEra == o.Version.Era { // the terms of a pool, with a grant
 		granted := min(max(0, t.GrantEnd-(o.Now-o.Elapsed)), o.Elapsed)
 		units += float64(granted) * float64(t.GrantTokens-t.Tokens)
 	}
@@ -245,7 +245,7 @@ func due(t policy.Terms, o policy.Outcome, credited int64) float64 {
 	return tokens
 }
 
-// smooth moves an average towards the value of a period.
+// smooth moves an average towards a value. over is the length of the period that has this value.
 func smooth(average *float64, value float64, over time.Duration) {
 	if over > 0 {
 		*average += (1 - math.Exp(-over.Seconds()/smoothing.Seconds())) * (value - *average)
@@ -276,8 +276,7 @@ func (t *Stats) Bucket(key string) (Bucket, bool) {
 	return b.Bucket, true
 }
 
-// Each calls visit for every bucket, in no order. visit must not call the
-// Stats.
+// Each calls visit for every bucket, in no order. visit must not call the Stats.
 func (t *Stats) Each(visit func(key string, b *Bucket)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -289,7 +288,7 @@ func (t *Stats) Each(visit func(key string, b *Bucket)) {
 // Conflicts returns the keys of the buckets in conflict, in order.
 func (t *Stats) Conflicts() []string { return t.those(func(b *Bucket) bool { return b.Conflict }) }
 
-// Outdated returns the keys of the buckets whose policy in force is of a later version, in order.
+// Outdated returns the keys of the buckets that have a policy of a later version in force, in order.
 func (t *Stats) Outdated() []string { return t.those(func(b *Bucket) bool { return b.Outdated }) }
 
 func (t *Stats) those(are func(*Bucket) bool) []string {
@@ -303,7 +302,7 @@ func (t *Stats) those(are func(*Bucket) bool) []string {
 	return keys
 }
 
-// Faults returns the buckets that the last call could not refill, in order, by the reason.
+// Faults returns the keys of the buckets that the last call could not refill, grouped by the reason.
 func (t *Stats) Faults() map[string][]string {
 	faults := map[string][]string{}
 	t.Each(func(key string, b *Bucket) {

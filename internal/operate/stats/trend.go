@@ -12,8 +12,8 @@ type Trend []TrendPoint
 // TrendPoint is the state of a bucket in a slot.
 type TrendPoint struct {
 	Known bool    // this replica got a reply about the bucket in that time
-	Fill  float64 // tokens as a part of the capacity, at the slot's last answer
-	Taken float64 // tokens taken per second, as far as this replica won the refills
+	Fill  float64 // tokens as a part of the capacity, at the slot's last reply
+	Taken float64 // tokens taken per second, according to the refills that this replica won
 }
 
 // add records the fill of a bucket, and the number of tokens taken since the previous refill.
@@ -22,7 +22,7 @@ func (p *TrendPoint) add(fill float64, taken int64) {
 	p.Taken += float64(taken) / TrendSlot.Seconds()
 }
 
-// Trend returns the history of a bucket in the last quarter of an hour; nil if that isn't known.
+// Trend returns the history of a bucket in the last quarter of an hour. It returns nil if the history isn't known.
 func (t *Stats) Trend(key string, now time.Time) Trend {
 	t.mu.Lock()
 	defer t.mu.Unlock()
