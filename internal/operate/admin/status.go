@@ -66,8 +66,8 @@ type Status struct {
 
 	Reload    Reload     `json:"reload"`
 	Away      string     `json:"redis_error,omitempty"`       // why refills pause; empty if they don't
-	Conflicts Mismatch   `json:"conflicts"`                   // policies that differ under the same version; a higher version resolves them
-	Outdated  Mismatch   `json:"outdated"`                    // policies in force under a later version than this replica's
+	Conflicts Mismatch   `json:"conflicts"`                   // policies that differ under the same version
+	Outdated  Mismatch   `json:"outdated"`                    // policies in force under a later version
 	Troubles  []Trouble  `json:"faults_of_buckets,omitempty"` // errors of the last calls about configured buckets
 	Takeovers []Takeover `json:"takeovers"`                   // the last ones, the newest first
 
@@ -110,7 +110,7 @@ type Template struct {
 	Shards  int    `json:"shards"`         // number of shards, among the 16 of the active set, that this replica refills
 	Active  int64  `json:"active_buckets"` // buckets in those shards that are not full
 	Refills int64  `json:"refills"`        // by this replica
-	Errors  int64  `json:"errors"`         // this replica's calls that got no reply, or whose bucket was forbidden or failed
+	Errors  int64  `json:"errors"`         // this replica's calls without a reply, or for forbidden or failing buckets
 
 	Most []Active `json:"most_active,omitempty"` // the buckets with the most refilled tokens in the last 30 to 60 seconds
 }
@@ -256,7 +256,7 @@ type Bucket struct {
 
 	// Taken and Dry are recent values. Only the replica that refills the bucket has them.
 	Taken *float64 `json:"taken_per_second,omitempty"`
-	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token; takes were probably denied then
+	Dry   *float64 `json:"found_empty,omitempty"` // part of the refills that found no token: takes were probably denied
 
 	// Flows describes how the bucket is divided. It is nil if the bucket isn't divided, or if this replica has not read
 	// it.
@@ -279,7 +279,7 @@ type Flows struct {
 // Flow has the rates of a flow in the last minute, in tokens per second. Denials that clients remember are not
 // included.
 type Flow struct {
-	Name   string  `json:"name"` // name of the flow; TEAM/ has the sum of the flows of a team that are not counted separately
+	Name   string  `json:"name"` // of the flow; TEAM/ is for flows of a team that are not counted separately
 	Got    float64 `json:"got_per_second"`
 	Demand float64 `json:"demand_per_second"` // the rate that it asked for
 	Denied float64 `json:"denied_per_second"`
