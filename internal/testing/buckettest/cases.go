@@ -6,7 +6,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Era and Index belong to the buckets of the cases.
+// Era and Index are the era and the index of the buckets of the cases.
 const (
 	Era   = 1_000_000
 	Index = 7
@@ -18,14 +18,14 @@ type Case struct {
 	// Setup makes the state and the call at the server's time now, Unix µs.
 	Setup func(now int64) (policy.Bucket, policy.Call)
 	// Want is the outcome at exactly that time. Era 0 means that a new era
-	// begins; Now and Last aren't compared.
+	// begins. Now and Last aren't compared.
 	Want policy.Outcome
-	// Carry wanted after the call.
+	// Carry is the carry that the bucket must have after the call.
 	Carry int64
 }
 
-// Terms are those of the cases: 500/s, 50 tokens a refill interval of 100 ms,
-// capacity 1000, under fence (3, 0).
+// Terms returns the terms of the cases: 500 tokens a second, which is 50 in a
+// refill interval of 100 ms, capacity 1000, and fence (3, 0).
 func Terms() policy.Terms {
 	return policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500),
 		Interval: 100 * time.Millisecond}.Terms(policy.Fence{Epoch: 3})
@@ -35,15 +35,15 @@ func with(change func(*policy.Terms)) *policy.Terms {
 	t := Terms()
 	change(&t)
 	t.Initial = min(t.Initial, t.Capacity)
-	t, err := policy.DecodeTerms(t.Encode()) // what follows from the others follows
+	t, err := policy.DecodeTerms(t.Encode()) // computes the fields that depend on the changed ones
 	if err != nil {
 		panic(err)
 	}
 	return &t
 }
 
-// Bucket has the tokens, was refilled ago µs before now, and is otherwise at
-// rest.
+// Bucket returns a bucket that has the tokens and was refilled ago µs before
+// now. It has no carry, and no tokens are outstanding or owed.
 func Bucket(tokens, now, ago int64) policy.Bucket {
 	index := int64(Index)
 	return policy.Bucket{Tokens: &tokens, Index: &index, Control: &policy.Control{
@@ -122,7 +122,7 @@ func pooled(o policy.Outcome, version, poolsVersion, epoch, seq int64) policy.Ou
 	return o
 }
 
-// Cases cover every rule of a refill.
+// Cases returns cases that cover every rule of a refill.
 func Cases() []Case {
 	terms := with(func(*policy.Terms) {})
 	call := policy.Call{Version: current(), Terms: terms}

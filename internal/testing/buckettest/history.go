@@ -11,21 +11,21 @@ import (
 // is a pure function of its source.
 type History struct {
 	rng  *rand.Rand
-	seen []policy.Version // what callers know, some of it old by now
+	seen []policy.Version // versions that callers know, some of them old by now
 }
 
-// NewHistory draws from rng.
+// NewHistory returns a history that draws from rng.
 func NewHistory(rng *rand.Rand) *History { return &History{rng: rng, seen: []policy.Version{{}}} }
 
 // Remember adds a version that a caller knows now.
 func (h *History) Remember(v policy.Version) { h.seen = append(h.seen, v) }
 
-// Chance is true so many times out of a hundred.
+// Chance returns true with a probability of so many percent.
 func (h *History) Chance(percent int) bool { return h.rng.IntN(100) < percent }
 
 func (h *History) chance(percent int) bool { return h.Chance(percent) }
 
-// Leave is nothing, mostly.
+// Leave returns a random number of tokens, or percentage of the capacity, for a take to leave. Mostly it is zero.
 func (h *History) Leave() policy.Leave {
 	switch h.rng.IntN(6) {
 	case 0:
@@ -36,7 +36,7 @@ func (h *History) Leave() policy.Leave {
 	return policy.Leave{}
 }
 
-// Terms are random terms under one of few fences, so that they meet again.
+// Terms returns random terms. There are only a few fences, so that different terms often have equal ones.
 func (h *History) Terms() policy.Terms {
 	rates := []policy.Rate{policy.PerSecond(500), policy.PerSecond(7), {Tokens: 1000, Per: 24 * time.Hour},
 		{Tokens: 999_983, Per: time.Second}, {Tokens: 10, Per: time.Minute}}
@@ -62,7 +62,7 @@ func (h *History) Terms() policy.Terms {
 		t.Version = h.rng.Int64N(6)
 		t.PoolsVersion = h.rng.Int64N(3)
 		if t.Fence.Epoch == 0 {
-			t.Fence.Seq = 0 // it has no grant yet
+			t.Fence.Seq = 0 // the pool has not granted anything yet
 		} else {
 			t.GrantTokens = t.Tokens * (1 + h.rng.Int64N(4))
 		}
@@ -70,7 +70,7 @@ func (h *History) Terms() policy.Terms {
 	return t
 }
 
-// Call is a random refill call about the server's time now.
+// Call returns a random refill call for a server whose time is about now.
 func (h *History) Call(now int64) policy.Call {
 	c := policy.Call{Version: h.seen[h.rng.IntN(len(h.seen))], Create: policy.Create(h.rng.IntN(3))}
 	if h.chance(70) {
@@ -93,7 +93,8 @@ func (h *History) Call(now int64) policy.Call {
 	return c
 }
 
-// moveStep lets up to three periods pass for a schedule, or makes the period to come unknown.
+// moveStep lets up to three minutes pass for a schedule with a step each minute. Sometimes it makes the next step
+// unknown.
 func (h *History) moveStep(c *policy.Control) {
 	const minute = 60_000_000
 	c.Step = max(1, c.Step-h.rng.Int64N(3*minute))
@@ -103,8 +104,8 @@ func (h *History) moveStep(c *policy.Control) {
 	}
 }
 
-// Disturb changes the state of a bucket without records as faults and foreign clients do, and what the state counts as
-// outstanding and owed.
+// Disturb changes the state of a bucket as faults and other programs do. It also changes the numbers of outstanding and
+// owed tokens. The bucket has no records of reservations or leases.
 func (h *History) Disturb(b *policy.Bucket) {
 	h.DisturbKeys(b)
 	c := b.Control
@@ -122,8 +123,8 @@ func (h *History) Disturb(b *policy.Bucket) {
 	}
 }
 
-// DisturbKeys changes the state as faults and foreign clients do: time passes or
-// steps back, keys are lost, others take and add.
+// DisturbKeys changes the state of a bucket as faults and other programs do: time passes or
+// steps back, keys are lost, and other programs take and add tokens.
 func (h *History) DisturbKeys(b *policy.Bucket) {
 	add := func(p **int64, n int64) {
 		v := n
@@ -164,7 +165,7 @@ func (h *History) DisturbKeys(b *policy.Bucket) {
 		add(&b.Tokens, h.rng.Int64N(100))
 	case 5:
 		add(&b.Tokens, -h.rng.Int64N(3))
-	case 6: // a plain client has tried where no bucket is
+	case 6: // another program tried to take from a bucket that doesn't exist
 		*b = policy.Bucket{}
 		add(&b.Tokens, -h.rng.Int64N(2))
 	case 7:

@@ -19,21 +19,21 @@ const (
 	Sweep
 )
 
-// HoldCall is one such call.
+// HoldCall is a call about a reservation or lease.
 type HoldCall struct {
 	Op      HoldOp
 	ID      string
-	N       int64 // to reserve; used, of a settlement
+	N       int64 // tokens to reserve, or tokens used if Op is Settle
 	TTL     int64 // µs
 	Overrun policy.Overrun
-	Leave   policy.Leave // of a reservation
+	Leave   policy.Leave // if Op is Reserve
 
-	Seq, Keep, Back, Want int64 // of a lease
-	Most                  int   // records to sweep
+	Seq, Keep, Back, Want int64 // if Op is Lease
+	Most                  int   // if Op is Sweep: the largest number of records to end
 }
 
-// HoldCall draws a call about a reservation or lease of the bucket, or about one
-// that isn't there.
+// HoldCall draws a call about a reservation or lease of the bucket. Sometimes
+// the bucket has no record of its id.
 func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	ids := slices.Sorted(maps.Keys(b.Held))
 	c := HoldCall{
@@ -49,7 +49,7 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	switch {
 	case there && held.Kind == oracle.HoldingSettled && h.chance(70):
 		c.Op = Sweep
-	case there && h.chance(60): // what its holder would do
+	case there && h.chance(60): // the holder of a reservation settles it, and the holder of a lease renews it
 		c.Op = Settle
 		if held.Kind == oracle.HoldingLease {
 			c.Op = Lease
@@ -59,7 +59,7 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	case c.Op == Settle && h.chance(30):
 		c.N = h.rng.Int64N(5000)
 	case held.N > 0 && h.chance(30):
-		c.N = held.N // the reservation again, or all of it used
+		c.N = held.N // reserve makes the same reservation again, and settle uses all of it
 	}
 	if held.Kind == oracle.HoldingLease {
 		c.Seq = held.Seq + 1
@@ -75,9 +75,9 @@ func (h *History) HoldCall(b oracle.Bucket) HoldCall {
 	return c
 }
 
-// DisturbHeld lets time pass for reservations and leases, of some up to the instant of their end, changes eras and
-// loses what is known of them, each key alone or with others. The server's time is now, if it does not move until the
-// next call.
+// DisturbHeld changes the records of reservations and leases as time and faults do. It lets time pass for some of them,
+// and makes some end exactly now. It changes the eras of some. And it loses the keys that keep them, one or several at
+// once. now is the server's time, which may not advance before the next call.
 func (h *History) DisturbHeld(b *oracle.Bucket, now int64) {
 	c := b.Control
 	known := c != nil && c.Due == first(b.Ends)
@@ -104,7 +104,7 @@ func (h *History) DisturbHeld(b *oracle.Bucket, now int64) {
 		c.Debt = h.rng.Int64N(c.Terms.Capacity + 1)
 	}
 	lost := h.rng.IntN(60)
-	if lost < 4 && h.chance(50) || lost == 4 { // {K}:ctl was, perhaps with the tokens and the index
+	if lost < 4 && h.chance(50) || lost == 4 { // {K}:ctl was evicted, perhaps with the tokens and the index
 		b.Control = nil
 		if h.chance(30) {
 			b.Bucket = policy.Bucket{}
@@ -113,12 +113,12 @@ func (h *History) DisturbHeld(b *oracle.Bucket, now int64) {
 	if lost == 0 || lost == 1 { // {K}:outstanding was evicted
 		b.Held = nil
 	}
-	if lost == 1 || lost == 2 { // {K}:due was
+	if lost == 1 || lost == 2 { // {K}:due was evicted
 		b.Ends = nil
 	}
 }
 
-// first returns the first of the ends; 0 if there is none.
+// first returns the earliest of the ends, or 0 if there is none.
 func first(ends map[string]int64) int64 {
 	until := int64(0)
 	for _, end := range ends {

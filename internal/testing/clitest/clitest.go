@@ -1,4 +1,4 @@
-// Package clitest has tests that are common to the command lines of both programs. It is for tests only.
+// Package clitest has the tests that the command lines of both programs must pass. It is for tests only.
 package clitest
 
 import (
@@ -22,10 +22,10 @@ const (
 	mostFlags = 12
 )
 
-// shownFlag is a flag in a help.
+// shownFlag matches a flag in a help text.
 var shownFlag = regexp.MustCompile(`(?m)^  (-|    -).*`)
 
-// Each puts the same arguments before each of the others.
+// Each returns the strings of others, each with the same arguments before it.
 func Each(before string, others []string) []string {
 	var list []string
 	for _, o := range others {
@@ -34,10 +34,11 @@ func Each(before string, others []string) []string {
 	return list
 }
 
-// ExitCodes runs every command below root with an unknown flag, which is wrong usage, and with each of its lists of
-// arguments. In these the word FILE means a file that is missing or can't be read, which is a failure, and GOOD means a
-// file with the text good. A command without an entry fails the test. The help of each command fits eighty columns and
-// has few flags, unless all are asked for.
+// ExitCodes checks the exit codes and the help of every command below root. files has the lists of arguments of each
+// command; a command without an entry fails the test. ExitCodes runs each command twice for each list: the word FILE is
+// replaced first by a missing file, then by a file that can't be read. Both runs must fail, and not as wrong usage. The
+// word GOOD is replaced by a file with the text good. An unknown flag must be wrong usage. The help of each command
+// must fit into eighty columns. It must show few flags, except with --help-all.
 func ExitCodes(
 	t *testing.T, root *cobra.Command, files map[string][]string, good string, run func(args []string) (int, string),
 ) {
@@ -85,8 +86,8 @@ func ExitCodes(
 	}
 }
 
-// WrongInput runs each list of arguments, which is wrong usage, and checks its message: it names the flag or argument
-// and what is allowed, and has nothing of Go's own.
+// WrongInput runs each list of arguments, all of which are wrong usage, and checks the error message. The message must
+// have the text that wrong has for the list, and no text of an error of Go's libraries.
 func WrongInput(t *testing.T, wrong map[string]string, run func(args []string) (int, string)) {
 	t.Helper()
 	for line, says := range wrong {
@@ -99,7 +100,7 @@ func WrongInput(t *testing.T, wrong map[string]string, run func(args []string) (
 	}
 }
 
-// leaves are the commands that do something themselves.
+// leaves returns the commands that have no subcommands.
 func leaves(cmd *cobra.Command, path string) []string {
 	var list []string
 	for _, sub := range cmd.Commands() {

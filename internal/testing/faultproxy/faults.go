@@ -22,8 +22,9 @@ func (p *Proxy) Reset() {
 	}
 }
 
-// HalfOpen takes the server away from under its clients until [Proxy.Heal]: connections to the server are closed,
-// those to clients stay open, swallow what is sent and never answer. New clients get the same.
+// HalfOpen disconnects the server from its clients, without their notice, until [Proxy.Heal]. It closes the connections
+// to the server. The connections to clients stay open: the proxy swallows what the clients send, and sends nothing. The
+// same happens to new clients.
 func (p *Proxy) HalfOpen() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -34,8 +35,8 @@ func (p *Proxy) HalfOpen() {
 	p.wake()
 }
 
-// Swallow makes the network forget the connections that exist, as a firewall does that drops idle ones. They stay open
-// and swallow what is sent in both directions; [Proxy.Heal] resets them. New connections work.
+// Swallow acts as a firewall does that forgets idle connections. All connections that exist stay open, but whatever is
+// sent on them in either direction is lost. [Proxy.Heal] resets them. New connections work.
 func (p *Proxy) Swallow() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -45,9 +46,9 @@ func (p *Proxy) Swallow() {
 	p.wake()
 }
 
-// Delay holds back what is sent in direction d by mean, give or take a uniformly random time up to jitter. Bytes on
-// their way in the proxy keep their order, so a long delay also holds what comes after it. Jitter must be from 0 to
-// mean. It replaces an earlier Delay of the same direction.
+// Delay holds back all bytes in direction d for mean, give or take a uniformly random time up to jitter. Jitter must be
+// from 0 to mean. Bytes keep their order, so a long delay also holds back the bytes that follow. Delay replaces an
+// earlier Delay of the same direction.
 func (p *Proxy) Delay(d Direction, mean, jitter time.Duration) error {
 	if mean < 0 || jitter < 0 || jitter > mean {
 		return fmt.Errorf("faultproxy: delay: mean %v must be at least 0 and jitter %v from 0 to mean", mean, jitter)
@@ -55,9 +56,9 @@ func (p *Proxy) Delay(d Direction, mean, jitter time.Duration) error {
 	return p.change(d, func(f *fault) { f.mean, f.jitter = mean, jitter })
 }
 
-// Distance puts the server a round trip away, give or take a uniformly random time up to jitter, which must be from 0
-// to trip. It is no fault: what is sent takes that time beside the delays of faults, and [Proxy.Heal] leaves it. It
-// replaces an earlier Distance, and counts for what is sent from then on.
+// Distance sets the round-trip time to the server to trip, give or take a uniformly random time up to jitter. Jitter
+// must be from 0 to trip. This is not a fault: [Proxy.Heal] doesn't change it, and the delays of faults are added to
+// it. Distance replaces an earlier Distance, and applies to bytes that are sent from then on.
 func (p *Proxy) Distance(trip, jitter time.Duration) error {
 	if trip < 0 || jitter < 0 || jitter > trip {
 		return fmt.Errorf("faultproxy: distance: trip %v must be at least 0 and jitter %v from 0 to trip", trip, jitter)
@@ -68,8 +69,8 @@ func (p *Proxy) Distance(trip, jitter time.Duration) error {
 	return nil
 }
 
-// Loss acts as packet loss does on TCP: with the given probability, from 0 to 1, a piece of the stream is late by
-// retransmit, and so is all that follows it. It replaces an earlier Loss of the same direction.
+// Loss acts as packet loss does on TCP. With the given probability, from 0 to 1, a piece of the stream and all that
+// follows it are late by retransmit. Loss replaces an earlier Loss of the same direction.
 func (p *Proxy) Loss(d Direction, probability float64, retransmit time.Duration) error {
 	if !(probability >= 0 && probability <= 1) || retransmit < 0 {
 		return fmt.Errorf("faultproxy: loss: probability %v must be from 0 to 1 and retransmit %v at least 0", probability,
@@ -78,8 +79,8 @@ func (p *Proxy) Loss(d Direction, probability float64, retransmit time.Duration)
 	return p.change(d, func(f *fault) { f.loss, f.retransmit = probability, retransmit })
 }
 
-// Stall holds back all that is sent in direction d until [Proxy.Heal] delivers it: a partition that ends before TCP
-// gives up.
+// Stall holds back all that is sent in direction d until [Proxy.Heal] delivers it. It acts as a network partition that
+// ends before TCP gives up.
 func (p *Proxy) Stall(d Direction) error {
 	return p.change(d, func(f *fault) { f.stall = true })
 }
@@ -106,16 +107,17 @@ func (p *Proxy) change(d Direction, set func(*fault)) error {
 	return nil
 }
 
-// CutAfterReply loses the replies to the next n requests for which match answers true; a nil match accepts every
-// request, and n = 0 disarms. The server gets the request and answers it; the proxy reads the reply and closes the
-// connection instead of forwarding it. So the request has had its effect and its sender doesn't know.
+// CutAfterReply loses the replies to the next n requests for which match returns true. A nil match accepts every
+// request. The server gets such a request and replies. The proxy reads the reply and closes the connection instead of
+// forwarding the reply. So the request has had its effect, but its sender doesn't know that.
 //
-// A request is what one read from the client's connection returns, and the first thing the server sends after it counts
-// as its reply. That fits protocols in which a client waits for the reply before it sends again, with requests up to 32
-// KiB: a Redis command or pipeline does, HTTP/2 does not. Clients of Redis also send commands of their own when they
-// connect; match distinguishes them. It is called with the proxy locked, so it must not call the proxy.
+// The bytes that one read from the client's connection returns are a request. The first bytes that the server sends
+// after them are its reply. This fits a protocol if its requests have at most 32 KiB, and a client sends the next
+// request only after the reply. So it fits Redis commands and pipelines, but not HTTP/2. Clients of Redis also send
+// commands of their own when they connect: match can exclude these. match is called with the proxy locked, so it must
+// not call the proxy.
 //
-// A new call replaces the former one. [Proxy.Heal] disarms.
+// A new call replaces the former one. n = 0 and [Proxy.Heal] switch the fault off.
 func (p *Proxy) CutAfterReply(n int, match func(request []byte) bool) error {
 	if n < 0 {
 		return fmt.Errorf("faultproxy: cut after reply: n %d must be at least 0", n)
@@ -126,15 +128,15 @@ func (p *Proxy) CutAfterReply(n int, match func(request []byte) bool) error {
 	return nil
 }
 
-// LostReplies returns how many replies [Proxy.CutAfterReply] has lost since the proxy started.
+// LostReplies returns the number of replies that [Proxy.CutAfterReply] has lost since the proxy started.
 func (p *Proxy) LostReplies() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.lost
 }
 
-// Heal ends all faults. What was delayed or stalled is delivered at once; connections that have lost bytes are reset.
-// It fails if the proxy was cut and its port can't be had again, and with [ErrClosed].
+// Heal ends all faults. Bytes that were delayed or stalled are delivered at once, and connections that have lost bytes
+// are reset. Heal fails if the proxy was cut and another program has its port now. A closed proxy returns [ErrClosed].
 func (p *Proxy) Heal() error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -161,7 +163,7 @@ func (p *Proxy) Heal() error {
 	return nil
 }
 
-// wake checks the faults again for bytes that are held. The lock is held.
+// wake makes the goroutines that hold back bytes check the faults again. The lock is held.
 func (p *Proxy) wake() {
 	close(p.changed)
 	p.changed = make(chan struct{})

@@ -11,7 +11,7 @@ import (
 
 const (
 	readSize   = 32 << 10
-	queueDepth = 1024 // pieces on their way in one direction; a full queue holds the sender back as TCP does
+	queueDepth = 1024 // pieces under way in one direction; a full queue holds the sender back as TCP does
 )
 
 // Indices of the directions in Proxy.faults.
@@ -20,7 +20,7 @@ const (
 	toClient
 )
 
-// link is a client's connection and the one to the server that goes with it.
+// link is a client's connection together with the proxy's connection to the server for that client.
 type link struct {
 	p      *Proxy
 	client *net.TCPConn
@@ -31,17 +31,17 @@ type link struct {
 	ending func(*net.TCPConn) // how the connections ended; nil while the link lives
 
 	// Guarded by Proxy.mu.
-	severed bool    // the server's side is closed and the client must not notice
-	lossy   [2]bool // bytes were swallowed in this direction: nothing more can be forwarded
-	doomed  bool    // the next reply is lost and the link with it
+	severed bool    // the server's side is closed, and the client must not notice
+	lossy   [2]bool // by direction: bytes were swallowed, so nothing more can be forwarded
+	doomed  bool    // the next reply will be lost, and the link will be closed
 }
 
 // piece is a part of a stream, or its end.
 type piece struct {
 	data []byte
-	err  error     // why the stream ended, io.EOF if in an orderly way; nil if it did not
-	near time.Time // when it is forwarded without faults
-	due  time.Time
+	err  error     // why the stream ended: io.EOF after an orderly end, nil if it goes on
+	near time.Time // when the piece is forwarded if there is no fault
+	due  time.Time // when it is forwarded with the delays of the faults
 }
 
 // run connects to the server and carries both streams until the link is over.
@@ -73,7 +73,7 @@ func (l *link) dial(ctx context.Context) (server *net.TCPConn, severed bool) {
 	l.server = server
 	ending := l.ending
 	l.mu.Unlock()
-	switch { // what happened meanwhile found no connection to end
+	switch { // a fault during the dial found no connection that it could end
 	case ending != nil:
 		ending(server)
 	case l.isSevered():
@@ -82,9 +82,9 @@ func (l *link) dial(ctx context.Context) (server *net.TCPConn, severed bool) {
 	return server, false
 }
 
-// carry forwards one stream: it reads src here and writes dst in a goroutine, so that a delay adds latency without
-// limiting what is under way. It returns when the end of the stream was forwarded. If that is held back or swallowed,
-// it returns when the link is over.
+// carry forwards one stream. It reads src itself and writes dst in a second goroutine. So a delay adds latency, but
+// doesn't limit how many bytes are under way. carry returns when the end of the stream was forwarded. If the end is
+// held back or swallowed, carry returns when the link is over.
 func (l *link) carry(dir int, src, dst *net.TCPConn) {
 	queue := make(chan piece, queueDepth)
 	var writer sync.WaitGroup
@@ -117,8 +117,8 @@ func (l *link) carry(dir int, src, dst *net.TCPConn) {
 	}
 }
 
-// arrived records that data was read and reports whether the link lives on. It records a request before it is
-// forwarded, so that its reply can't come first.
+// arrived records that data was read, and reports whether the link goes on. It is called before the data is forwarded.
+// Otherwise the reply to a request could come before the request was recorded.
 func (l *link) arrived(dir int, data []byte) bool {
 	p := l.p
 	p.mu.Lock()
@@ -135,7 +135,7 @@ func (l *link) arrived(dir int, data []byte) bool {
 	return true
 }
 
-// timed draws the times at which a piece that has just been read is to be forwarded.
+// timed returns a piece that has just been read with the random times at which it is forwarded.
 func (p *Proxy) timed(dir int, c piece) piece {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -149,7 +149,7 @@ func (p *Proxy) timed(dir int, c piece) piece {
 	return c
 }
 
-// vary draws a time around mean. The lock is held.
+// vary returns a random time from mean-jitter to mean+jitter. The lock is held.
 func (p *Proxy) vary(mean, jitter time.Duration) time.Duration {
 	if jitter > 0 {
 		mean += time.Duration(p.rand.Int64N(int64(2*jitter)+1)) - jitter
@@ -157,7 +157,7 @@ func (p *Proxy) vary(mean, jitter time.Duration) time.Duration {
 	return mean
 }
 
-// write forwards the pieces of a stream until its end or that of the link.
+// write forwards the pieces of a stream until the stream or the link ends.
 func (l *link) write(dir int, dst *net.TCPConn, queue <-chan piece) {
 	for {
 		var c piece
@@ -170,7 +170,7 @@ func (l *link) write(dir int, dst *net.TCPConn, queue <-chan piece) {
 		switch {
 		case over:
 			return
-		case !forward && c.err != nil: // the end is swallowed: the other side must not notice
+		case !forward && c.err != nil: // the end is swallowed, so the other side must not notice it
 			<-l.done
 			return
 		case !forward:
@@ -191,8 +191,8 @@ func (l *link) write(dir int, dst *net.TCPConn, queue <-chan piece) {
 	}
 }
 
-// hold waits until the faults let a piece go on, and reports whether it is forwarded or swallowed, and whether the
-// link is over.
+// hold waits until the faults let a piece go on or swallow it. forward reports whether the piece is to be forwarded.
+// over reports whether the link ended during the wait.
 func (l *link) hold(dir int, c piece) (forward, over bool) {
 	p := l.p
 	for {

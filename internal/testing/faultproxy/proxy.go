@@ -15,8 +15,8 @@ import (
 var ErrClosed = errors.New("faultproxy: closed")
 
 const (
-	// The proxy listens in [minPort, maxPort), below the usual ephemeral ranges: while it is cut, no outgoing
-	// connection takes its port and a client that dials it never reaches itself.
+	// The proxy listens on a port in [minPort, maxPort), below the usual ephemeral ranges. So the kernel doesn't give
+	// the port to an outgoing connection while the proxy is cut, and a client that dials the port never reaches itself.
 	minPort      = 10000
 	maxPort      = 32000
 	portAttempts = 200
@@ -34,10 +34,10 @@ const (
 
 // Options changes a proxy. The zero value is usable.
 type Options struct {
-	// Listen is the address to accept clients at; default is a free port of 127.0.0.1.
+	// Listen is the address at which the proxy accepts clients. The default is a free port of 127.0.0.1.
 	Listen string
-	// Seed starts the random choices of Delay and Loss. The same seed gives the same sequence of choices; which
-	// bytes each one falls on depends on scheduling.
+	// Seed starts the random choices of Delay, Loss and Distance. The same seed gives the same sequence of choices. But
+	// scheduling decides which bytes each choice applies to.
 	Seed uint64
 }
 
@@ -56,15 +56,15 @@ type Proxy struct {
 	faults   [2]fault // to server, to client
 	away     distance
 	halfOpen bool
-	changed  chan struct{} // closed and replaced when faults change: wakes bytes that are held back
+	changed  chan struct{} // closed and replaced when faults change; wakes the goroutines that hold back bytes
 	rand     *rand.Rand
 
-	cutAfter int // requests still to lose the reply of
-	match    func([]byte) bool
-	lost     int // replies lost so far
+	cutAfter int               // number of requests whose replies are still to be lost
+	match    func([]byte) bool // which requests count for cutAfter; nil: all
+	lost     int               // replies lost so far
 }
 
-// fault is what one direction suffers.
+// fault has the lasting faults of one direction.
 type fault struct {
 	mean, jitter time.Duration
 	loss         float64
@@ -73,7 +73,7 @@ type fault struct {
 	blackHole    bool
 }
 
-// distance is how far the server is: half of a round trip, give or take the jitter.
+// distance is the time from the proxy to the server: half of a round trip, give or take the jitter.
 type distance struct{ mean, jitter time.Duration }
 
 // New starts a proxy for the server at target, a host and port. The server need not run yet.
@@ -130,7 +130,7 @@ func (p *Proxy) accept(ln net.Listener) {
 			if errors.Is(err, net.ErrClosed) {
 				return
 			}
-			if err != nil { // out of file descriptors, or the client has gone: neither lasts
+			if err != nil { // a passing error: no file descriptor is free, or the client has left
 				select {
 				case <-p.ctx.Done():
 					return
@@ -154,7 +154,7 @@ func (p *Proxy) serve(ln net.Listener, client *net.TCPConn) {
 	l.run(p.ctx)
 }
 
-// add makes l known to the faults, unless its listener is closed: then it closes l.
+// add registers l, so that faults affect it. It reports false if the proxy or the listener of l is closed.
 func (p *Proxy) add(ln net.Listener, l *link) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

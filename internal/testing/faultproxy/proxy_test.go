@@ -21,7 +21,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// patience is how long a test waits for what must happen; soon is how long it watches that something does not.
+// patience is how long a test waits for an event that must happen. soon is how long a test waits to see that an event
+// doesn't happen.
 const (
 	patience = 20 * time.Second
 	soon     = 50 * time.Millisecond
@@ -119,7 +120,7 @@ func silent(t *testing.T, conn net.Conn) {
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(patience)))
 }
 
-// ended asserts that the connection is over and returns how.
+// ended waits until the connection is over. It returns the error of the last read, nil after an orderly end.
 func ended(t *testing.T, conn net.Conn) error {
 	t.Helper()
 	_, err := io.Copy(io.Discard, conn)
@@ -135,7 +136,7 @@ func TestProxyForwardsBothStreamsAndTheirEnds(t *testing.T) {
 	receive(t, server, "question")
 	require.NoError(t, client.(*net.TCPConn).CloseWrite())
 	require.NoError(t, ended(t, server))
-	send(t, server, "answer after the end of the question") // half-closed connections go on
+	send(t, server, "answer after the end of the question") // a half-closed connection still works in this direction
 	require.NoError(t, server.Close())
 	answer, err := io.ReadAll(client)
 	require.NoError(t, err)
@@ -170,7 +171,7 @@ func TestProxyResetsClientsOfAServerThatIsDown(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, ln.Close())
 	p := newProxy(t, ln.Addr().String())
-	require.ErrorIs(t, echo(t.Context(), p.Addr()), syscall.ECONNRESET) // from whichever call is under way
+	require.ErrorIs(t, echo(t.Context(), p.Addr()), syscall.ECONNRESET) // a write or a read returns it
 }
 
 func TestCutClosesConnectionsAndRefusesNewOnes(t *testing.T) {
@@ -182,7 +183,7 @@ func TestCutClosesConnectionsAndRefusesNewOnes(t *testing.T) {
 	_ = ended(t, server)
 	_, err := net.Dial("tcp", p.proxy.Addr())
 	require.ErrorIs(t, err, syscall.ECONNREFUSED)
-	p.proxy.Cut() // cutting twice is cutting
+	p.proxy.Cut() // a second Cut is harmless
 
 	require.NoError(t, p.proxy.Heal())
 	client, server = p.connect()
@@ -239,7 +240,7 @@ func TestDelayAddsLatencyAndNotItsSumOverPieces(t *testing.T) {
 	start := time.Now()
 	for range pieces {
 		send(t, client, "x")
-		time.Sleep(100 * time.Microsecond) // lets the proxy read most of them one by one
+		time.Sleep(100 * time.Microsecond) // lets the proxy read most pieces one by one
 	}
 	receive(t, server, strings.Repeat("x", pieces))
 	require.GreaterOrEqual(t, time.Since(start), delay)
@@ -296,7 +297,7 @@ func TestLossStallsPiecesWithItsProbability(t *testing.T) {
 	send(t, server, "not lost either")
 	receive(t, client, "not lost either")
 
-	// At one half, a round trip is late now and then, not always.
+	// With probability one half, some round trips are late and some are not.
 	require.NoError(t, p.proxy.Loss(faultproxy.ToClient, 0.5, 50*time.Millisecond))
 	late := 0
 	for range 40 {
@@ -339,10 +340,10 @@ func TestBlackHoleSwallowsOneDirectionAndKeepsConnectionsOpen(t *testing.T) {
 	send(t, late, "swallowed too")
 	silent(t, lateServer)
 	require.NoError(t, late.Close())
-	silent(t, lateServer) // and so is their end
+	silent(t, lateServer) // the end of the stream is swallowed too
 
 	require.NoError(t, p.proxy.Heal())
-	require.ErrorIs(t, ended(t, client), syscall.ECONNRESET) // a stream with a gap is over
+	require.ErrorIs(t, ended(t, client), syscall.ECONNRESET) // a stream that has lost bytes is reset
 	require.ErrorIs(t, ended(t, lateServer), syscall.ECONNRESET)
 	send(t, idle, "whole")
 	receive(t, idleServer, "whole")
@@ -409,7 +410,7 @@ func TestCutAfterReplyLetsTheRequestThroughAndLosesItsReply(t *testing.T) {
 	require.Empty(t, got)
 	require.Equal(t, 1, p.proxy.LostReplies())
 
-	send(t, other, "set") // one was asked for
+	send(t, other, "set") // only one reply was to be lost
 	receive(t, otherServer, "set")
 	send(t, otherServer, "done")
 	receive(t, other, "done")
@@ -472,7 +473,7 @@ func TestFaultsSwitchWhileTrafficFlows(t *testing.T) {
 	for range 4 {
 		traffic.Go(func() {
 			for ctx.Err() == nil {
-				_ = echo(ctx, p.Addr()) // the faults make it fail
+				_ = echo(ctx, p.Addr()) // may fail because of the faults
 			}
 		})
 	}
@@ -486,7 +487,7 @@ func TestFaultsSwitchWhileTrafficFlows(t *testing.T) {
 			p.HalfOpen, p.Reset, p.Cut,
 		} {
 			fault()
-			time.Sleep(time.Millisecond) // some traffic under the fault; how much does not matter
+			time.Sleep(time.Millisecond) // lets some traffic run under the fault
 			require.NoError(t, p.Heal())
 		}
 	}
@@ -495,7 +496,7 @@ func TestFaultsSwitchWhileTrafficFlows(t *testing.T) {
 	require.NoError(t, echo(t.Context(), p.Addr()), "a healed proxy forwards")
 }
 
-// echo makes one round trip on a connection of its own.
+// echo makes ten round trips on a new connection.
 func echo(ctx context.Context, addr string) error {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
 	if err != nil {

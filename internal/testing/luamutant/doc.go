@@ -1,6 +1,6 @@
-// Package luamutant makes mutants of Lua scripts: copies that differ from the script in one place. A test suite that
-// passes with a mutant doesn't guard that place. The package doesn't run tests: package lua does.
+// Package luamutant makes mutants of Lua scripts. A mutant is a copy of a script with one change. If the tests pass
+// with a mutant, they don't check the place of the change. The package doesn't run the tests: package lua does.
 //
-// A script is parsed, changed in its tree and printed again, so a mutant has neither the comments nor the lines of its
-// script.
+// The package parses a script, changes the syntax tree, and prints the tree. So a mutant doesn't have the comments and
+// line breaks of its script.
 package luamutant

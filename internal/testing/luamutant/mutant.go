@@ -12,7 +12,7 @@ import (
 // Mutant is a script with one change.
 type Mutant struct {
 	Name string // the script and the change; mutants of one script have different names
-	Line int    // of the changed statement in the script
+	Line int    // line of the changed statement in the script
 	Text string // the changed script
 }
 
@@ -27,7 +27,7 @@ func Of(name, source string) ([]Mutant, error) {
 	return m.mutants, nil
 }
 
-// Printed returns a script as its mutants are printed, but without a change.
+// Printed returns a script in the form in which its mutants are printed, but without a change.
 func Printed(name, source string) (string, error) {
 	stmts, err := parsed(name, source)
 	return printed(stmts), err
@@ -46,13 +46,14 @@ func parsed(name, source string) ([]ast.Stmt, error) {
 type maker struct {
 	name    string
 	stmts   []ast.Stmt
-	within  string // the function at hand
-	at      ast.Stmt
+	within  string   // name of the Lua function that is being changed; empty outside of functions
+	at      ast.Stmt // the statement that is being changed
 	mutants []Mutant
-	seen    map[string]int
+	seen    map[string]int // number of mutants with a name, before numbers are appended
 }
 
-// add makes a mutant of the tree as change leaves it; restore undoes the change.
+// add calls change, adds the changed tree as a mutant, and calls restore to undo the change. what describes the change
+// in the name of the mutant.
 func (m *maker) add(what string, change, restore func()) {
 	name := m.name
 	if m.within != "" {
@@ -68,7 +69,7 @@ func (m *maker) add(what string, change, restore func()) {
 	restore()
 }
 
-// changed adds the mutant in which an expression of the present statement is another one.
+// changed adds a mutant in which the expression at place, in the present statement, is replaced.
 func (m *maker) changed(place *ast.Expr, becomes ast.Expr) {
 	was := *place
 	before := head(m.at)
@@ -78,7 +79,7 @@ func (m *maker) changed(place *ast.Expr, becomes ast.Expr) {
 	m.add(what, func() { *place = becomes }, func() { *place = was })
 }
 
-// head is the first line of a statement; of a long one its beginning.
+// head returns the first line of a statement, shortened if it is long.
 func head(s ast.Stmt) string {
 	const most = 72
 	text, _, _ := strings.Cut(printed([]ast.Stmt{s}), "\n")
@@ -144,7 +145,8 @@ func (m *maker) stmt(stmts *[]ast.Stmt, i int) {
 	}
 }
 
-// local has mutants of what a function does; another variable without its value.
+// local adds the mutants of a declaration. For a local function, these are the mutants of its body. For other
+// variables, one mutant lacks the initial values, and the others change them.
 func (m *maker) local(s *ast.LocalAssignStmt) {
 	if f, ok := function(s); ok {
 		outside := m.within
@@ -215,7 +217,8 @@ var (
 	adjacent = map[string]string{"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
 )
 
-// condition adds the mutants of an expression of which only the truth counts: each part of it is flipped.
+// condition adds the mutants of an expression that is used only as a condition. Each mutant negates a part of it,
+// includes or excludes the limit of a comparison, or changes a value in it.
 func (m *maker) condition(place *ast.Expr) {
 	switch e := (*place).(type) {
 	case *ast.LogicalOpExpr:
@@ -237,12 +240,12 @@ func (m *maker) condition(place *ast.Expr) {
 	}
 }
 
-// offByOne is a number that differs by one, also above the numbers that a double distinguishes from the next one.
+// offByOne returns e plus one. From 2^53 on it returns e minus one, because a double can't represent 2^53 plus one.
 func offByOne(e *ast.NumberExpr) ast.Expr {
 	const exact = 1 << 53
 	n, err := strconv.ParseFloat(e.Value, 64)
 	if err != nil {
-		panic(fmt.Sprintf("luamutant: number %q", e.Value)) // the scripts have decimal ones
+		panic(fmt.Sprintf("luamutant: number %q", e.Value)) // the scripts have only decimal numbers
 	}
 	if n < exact {
 		n++

@@ -70,7 +70,8 @@ end
 `, mutants[11].Text)
 }
 
-// What is printed means the same: printed again it is the same.
+// A script doesn't change its meaning when it is printed: if the printed script is parsed and printed again, the text
+// is the same.
 func TestThePrintedScriptsAreThoseThatWereParsed(t *testing.T) {
 	t.Parallel()
 	for _, pattern := range []string{"*.lua", "shared/*.lua"} {

@@ -9,7 +9,8 @@ import (
 	"github.com/yuin/gopher-lua/ast"
 )
 
-// include is a line of a script that a shared piece replaces. Its statement for the parser is a call of includeFunc.
+// include matches a line of a script that a shared piece replaces. For the parser, the line becomes a call of
+// includeFunc.
 var include = regexp.MustCompile(`(?m)^--#include (\S+)$`)
 
 const includeFunc = "include_piece"
@@ -85,7 +86,7 @@ func (p *printer) stmt(s ast.Stmt) {
 	case *ast.BreakStmt:
 		p.line("break")
 	default:
-		panic(fmt.Sprintf("luamutant: a statement %T", s)) // the scripts have none
+		panic(fmt.Sprintf("luamutant: a statement %T", s)) // the scripts have no such statement
 	}
 }
 
@@ -112,7 +113,7 @@ func function(s *ast.LocalAssignStmt) (*ast.FunctionExpr, bool) {
 	return f, ok
 }
 
-// call prints a call; an include begins its line.
+// call prints a call. A call of includeFunc becomes the line of the include again, without indentation.
 func (p *printer) call(s *ast.FuncCallStmt) {
 	if c, ok := s.Expr.(*ast.FuncCallExpr); ok && c.Func != nil && expr(c.Func) == includeFunc {
 		fmt.Fprintf(p, "--#include %s\n", c.Args[0].(*ast.StringExpr).Value)
@@ -176,13 +177,14 @@ func expr(e ast.Expr) string {
 			binds := binding(e)
 			return operand(l, binds) + " " + operator + " " + operand(r, binds+1)
 		}
-		panic(fmt.Sprintf("luamutant: an expression %T", e)) // the scripts have none
+		panic(fmt.Sprintf("luamutant: an expression %T", e)) // the scripts have no such expression
 	}
 }
 
 var identifier = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 
-// single is an expression of several values, in parentheses if only its first one counts.
+// single returns the text of an expression that may have several values. It adds parentheses if the script used them to
+// cut the values to the first one.
 func single(text string, adjusted bool) string {
 	if adjusted {
 		return "(" + text + ")"
@@ -190,7 +192,7 @@ func single(text string, adjusted bool) string {
 	return text
 }
 
-// prefix is an expression that an index or a call may follow.
+// prefix prints an expression that an index or a call follows.
 func prefix(e ast.Expr) string {
 	switch e.(type) {
 	case *ast.IdentExpr, *ast.AttrGetExpr, *ast.FuncCallExpr:
@@ -199,7 +201,7 @@ func prefix(e ast.Expr) string {
 	return "(" + expr(e) + ")"
 }
 
-// operation returns the parts of an operation of two operands.
+// operation returns the parts of an operation that has two operands.
 func operation(e ast.Expr) (l ast.Expr, operator string, r ast.Expr, ok bool) {
 	switch e := e.(type) {
 	case *ast.LogicalOpExpr:
@@ -214,8 +216,9 @@ func operation(e ast.Expr) (l ast.Expr, operator string, r ast.Expr, ok bool) {
 	return nil, "", nil, false
 }
 
-// How strongly operators bind. Only operands of weaker ones need parentheses; the right one also if it binds as
-// strongly, which suits the operators that group to the right as well.
+// strength is how strongly an operator binds. An operand that binds less strongly than its operator is printed in
+// parentheses. A right operand is so too if it binds as strongly. The operators .. and ^, which group to the right, are
+// printed in this way as well.
 var strength = map[string]int{"or": 1, "and": 2, "..": 4, "+": 5, "-": 5, "*": 6, "/": 6, "%": 6, "^": 9}
 
 const (
@@ -237,7 +240,7 @@ func binding(e ast.Expr) int {
 	return atom
 }
 
-// operand is an operand of an operator of a strength.
+// operand prints an operand. It adds parentheses if the operand binds less strongly than binds.
 func operand(e ast.Expr, binds int) string {
 	if binding(e) < binds {
 		return "(" + expr(e) + ")"

@@ -1,4 +1,4 @@
-// Package openapi compares answers of the sidecar with its OpenAPI description. It is for tests only, and knows only
+// Package openapi checks the sidecar's responses against its OpenAPI description. It is for tests only, and knows only
 // the parts of OpenAPI that the description uses.
 package openapi
 
@@ -15,7 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
-// Document is the part of OpenAPI that ours uses; anything else in it is an error.
+// Document is an OpenAPI description. It has only the fields that the sidecar's description uses. An unknown field is
+// an error.
 type Document struct {
 	OpenAPI    string                           `yaml:"openapi"`
 	Info       map[string]string                `yaml:"info"`
@@ -27,7 +28,7 @@ type Document struct {
 	} `yaml:"components"`
 }
 
-// Operation is what can be done at a path.
+// Operation is the description of one HTTP method of a path.
 type Operation struct {
 	ID          string `yaml:"operationId"`
 	Summary     string `yaml:"summary"`
@@ -46,7 +47,7 @@ type Operation struct {
 	Responses map[string]*Response `yaml:"responses"`
 }
 
-// Response is an answer.
+// Response is the description of a response.
 type Response struct {
 	Ref         string             `yaml:"$ref"`
 	Description string             `yaml:"description"`
@@ -54,19 +55,19 @@ type Response struct {
 	Content     Content            `yaml:"content"`
 }
 
-// Header is a header of an answer.
+// Header is the description of a header of a response.
 type Header struct {
 	Ref         string  `yaml:"$ref"`
 	Description string  `yaml:"description"`
 	Schema      *Schema `yaml:"schema"`
 }
 
-// Content is what an answer holds, by media type.
+// Content has the schema of a body for each media type.
 type Content map[string]struct {
 	Schema *Schema `yaml:"schema"`
 }
 
-// Schema is the form of a value.
+// Schema describes the type of a value and the values that are allowed.
 type Schema struct {
 	Ref         string             `yaml:"$ref"`
 	Type        string             `yaml:"type"`
@@ -87,7 +88,7 @@ type Schema struct {
 	Additional  *bool              `yaml:"additionalProperties"`
 }
 
-// Read reads the description.
+// Read decodes a description.
 func Read(t testing.TB, data []byte) *Document {
 	t.Helper()
 	d := new(Document)
@@ -95,7 +96,7 @@ func Read(t testing.TB, data []byte) *Document {
 	return d
 }
 
-// Resolve follows a reference.
+// Resolve returns s or, if s is a reference, the schema that it refers to.
 func (d *Document) Resolve(t testing.TB, s *Schema) *Schema {
 	t.Helper()
 	if s.Ref == "" {
@@ -107,7 +108,7 @@ func (d *Document) Resolve(t testing.TB, s *Schema) *Schema {
 	return d.Resolve(t, d.Components.Schemas[name])
 }
 
-// Answer returns the answer of an operation that has a status.
+// Answer returns the description of the response of an operation with a status.
 func (d *Document) Answer(t testing.TB, op *Operation, status int) *Response {
 	t.Helper()
 	r := op.Responses[strconv.Itoa(status)]
@@ -119,7 +120,7 @@ func (d *Document) Answer(t testing.TB, op *Operation, status int) *Response {
 	return r
 }
 
-// Check holds a body against the schema of its media type. An answer without content has no body.
+// Check checks a body against the schema of its media type. If the description has no content, the body must be empty.
 func (d *Document) Check(t testing.TB, r *Response, media string, body []byte, what string) {
 	t.Helper()
 	if r.Content == nil {

@@ -8,28 +8,28 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Division is how a bucket is divided among its flows: the plan that a refiller wrote last, and what the flows asked
-// for since then. Only the right to take tokens is divided. All tokens stay in the bucket.
+// Division says how a bucket is divided among its flows. It has the plan that a refiller wrote last, and the demand of
+// the flows since then. Only the right to take tokens is divided: all tokens stay in the bucket.
 type Division struct {
-	Version  policy.Version // of the refill with which the plan came
-	Clock    int64          // µs: how long the bucket has served its flows, at the speed of its rate
+	Version  policy.Version // version of the bucket that the refill with the plan wrote
+	Clock    int64          // µs; it advances with time, but more slowly while the bucket has few tokens
 	At       int64          // when the clock was last advanced, Unix µs
-	Floor    int64          // tokens that a flow without a right leaves in the bucket
+	Floor    int64          // number of tokens that a flow without a right leaves in the bucket
 	Unlisted int64          // tokens per period that an unlisted flow may take as if it had a right
-	Most     int64          // largest number of entries of Asked and Denied without listed flows; teams have a tenth more
+	Most     int64          // number of entries of Asked and Denied from which on new names are counted by team
 	Span     int64          // µs of the clock: the longest time for which a flow saves its right
 	Since    int64          // when the period of Asked began, Unix µs; 0 if nothing is counted
 	Ends     int64          // when the plan ends, Unix µs
 
-	Teams map[string]*TeamPart // policy.RootTeam, and those of listed flows and rests
+	Teams map[string]*TeamPart // policy.RootTeam, the teams of listed flows, and the teams with a rest
 	Parts map[string]*Part     // listed flows
-	// Asked are the tokens that each flow asked for in this period, and Denied those that were denied. Flows that aren't
-	// distinguished are counted by their teams.
+	// Asked has the number of tokens that each flow asked for in this period, and Denied the number that was denied.
+	// If there are too many flows, some are counted under the name of their team.
 	Asked, Denied map[string]int64
 }
 
-// Part is the part of a listed flow in a bucket. It is the right to the time of the clock since Used, at Price ÷ Weight
-// for a token.
+// Part is the part of a listed flow in a bucket. The flow has a right to the time of the clock since Used. A token
+// costs the Price of the flow's team, divided by Weight.
 type Part struct {
 	Used   int64 // µs of the clock
 	Weight int64
@@ -37,25 +37,25 @@ type Part struct {
 
 // TeamPart has the common numbers of all flows of a team.
 type TeamPart struct {
-	Price float64 // µs of the clock for a token of a flow of weight 1
-	Rest  float64 // µs of the clock for a token of the rest, the common right of unlisted flows; 0: none
-	Used  int64   // of the rest, as in a Part
+	Price float64 // µs of the clock that a token costs a flow of weight 1
+	Rest  float64 // µs of the clock that a token costs the rest, the common right of unlisted flows; 0: no rest
+	Used  int64   // µs of the clock up to which the rest is used, as in a Part
 }
 
 const (
-	leastSaved   = 5    // tokens that a flow saves at least
-	takesSaved   = 4    // takes of the size of the present one for which a flow saves at least
-	soon         = 20   // the part of an interval after which an overdue plan is read again
-	upToOfFloor  = 10   // the part of the floor that a take of up to so many tokens gets by any right
-	moreForTeams = 1.1  // of Most entries, those up to which teams are counted that the plan doesn't have
-	fullAbove    = 1.25 // the clock runs at full speed from a floor, divided by this, on
+	leastSaved   = 5    // a flow may save the right to at least so many tokens
+	takesSaved   = 4    // a flow may save the right to at least so many takes of the present size
+	soon         = 20   // a denied caller of an overdue plan waits for an interval divided by this
+	upToOfFloor  = 10   // a flow with any right gets the floor divided by this from a take of up to some tokens
+	moreForTeams = 1.1  // teams that the plan doesn't have are counted up to Most times this many entries
+	fullAbove    = 1.25 // full speed of the clock begins where the bucket has the floor, divided by the root of this
 )
 
-// right is the right of a flow or a rest to take tokens: µs of the clock, and their price.
+// right is the right of a flow or a rest to take tokens.
 type right struct {
-	used  *int64
-	left  int64
-	price float64
+	used  *int64  // Used of the Part or TeamPart; nil if there is no right
+	left  int64   // µs of the clock that may be spent
+	price float64 // µs of the clock that a token costs
 }
 
 // rightOf returns the right with which a flow pays for n tokens. There is none if the flow isn't listed and none of its
@@ -75,12 +75,12 @@ func (d *Division) rightOf(flow string, n int64) right {
 	return right{}
 }
 
-// saved returns a right that was used up to an instant of the clock, for a take of n tokens.
+// saved returns the right, for a take of n tokens, that has been used up to an instant of the clock.
 func (d *Division) saved(used *int64, price float64, n int64) right {
 	return right{used: used, left: min(d.Clock-*used, saving(d.Span, price, n)), price: price}
 }
 
-// saving returns how much time of the clock may be saved at a price, for a take of n tokens.
+// saving returns how many µs of the clock may be saved at a price, for a take of n tokens.
 func saving(span int64, price float64, n int64) int64 {
 	return max(span, int64(math.Ceil(float64(max(leastSaved, takesSaved*n))*price)))
 }
@@ -91,7 +91,8 @@ func (d *Division) pay(r *right, n int64) {
 	*r.used = d.Clock - r.left
 }
 
-// count adds tokens to the demand of a flow in this period. It returns the name under which they count, and the sum.
+// count adds n tokens to the demand of a flow in this period. It returns the name under which they are counted, and the
+// demand of that name.
 func (d *Division) count(flow string, n int64) (string, int64) {
 	if d.Since == 0 {
 		return "", n
@@ -104,7 +105,7 @@ func (d *Division) count(flow string, n int64) (string, int64) {
 	return name, d.Asked[name]
 }
 
-// counted returns the name under which a flow counts: its own, or that of a team if there are too many names.
+// counted returns the name under which a flow is counted: its own name, or a team's name if there are too many names.
 func (d *Division) counted(flow string) string {
 	if d.Asked[flow] > 0 || d.Parts[flow] != nil || d.entriesBeside(flow) < d.Most {
 		return flow
@@ -120,7 +121,8 @@ func (d *Division) counted(flow string) string {
 	return policy.RootTeam
 }
 
-// entriesBeside returns the number of entries. It drops the entry of a name without a demand, and doesn't count it.
+// entriesBeside returns the number of entries of Asked and Denied. It first drops the entry of name in Asked if that
+// has no demand.
 func (d *Division) entriesBeside(name string) int64 {
 	if d.Asked[name] == 0 {
 		delete(d.Asked, name)
@@ -142,12 +144,11 @@ func (d *Division) deny(name string, n int64) {
 // FlowTaking is the result of a run of takes of a flow.
 type FlowTaking struct {
 	policy.RunTaking
-	Paid int64 // tokens, the first ones, for which the flow paid with its right
+	Paid int64 // number of tokens, the first ones, for which the flow paid with its right
 }
 
-// Divided takes runs of tokens, one after the other, from a bucket that is divided. If inLine is set, no further take
-// of a flow is made once one of its takes doesn't fit. A nil Division, and one that has ended, leave the bucket
-// undivided.
+// Divided takes runs of tokens, one after the other, from a bucket that is divided. If inLine is set, a take that
+// doesn't fit ends the takes of its flow. If d is nil or its plan has ended, the bucket is undivided.
 func Divided(b *policy.Bucket, d *Division, runs []policy.FlowRun, inLine bool, now int64) []FlowTaking {
 	taken := make([]FlowTaking, len(runs))
 	names := make([]string, len(runs))
@@ -182,12 +183,12 @@ func inOrder(b *policy.Bucket, run policy.Run, closed bool) int64 {
 	return fit
 }
 
-// fits returns how many of count takes of n tokens fit into some tokens.
+// fits returns how many of count takes of n tokens each can be made from a number of tokens.
 func fits(count, n, tokens int64) int64 { return min(count, max(0, tokens)/n) }
 
-// byRight takes a run of tokens for a flow. While the flow has a right, or has asked for little in this period, it
-// takes from all tokens of the bucket. Then it takes from the tokens above the floor. It returns the name under which
-// the run was counted, how many takes were made, and for how many tokens the flow paid.
+// byRight counts and takes a run of tokens for a flow. While the flow has a right, or has asked for little in this
+// period, it may take all tokens of the bucket. After that it takes only tokens above the floor. byRight returns the
+// name under which the run was counted, the number of takes made, and the number of tokens that the flow paid for.
 func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (name string, taken, paid int64) {
 	name, asked := d.count(run.Flow, run.N*run.Count)
 	if closed {
@@ -197,8 +198,8 @@ func byRight(b *policy.Bucket, d *Division, run policy.FlowRun, closed bool) (na
 	return name, taken, paid
 }
 
-// served takes a run of tokens for a flow that asked for some before in this period. It returns how many takes were
-// made, and for how many tokens the flow paid.
+// served takes a run of tokens for a flow. before is the number of tokens that the flow has asked for in this period
+// before the run. served returns the number of takes made, and the number of tokens that the flow paid for.
 func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (taken, paid int64) {
 	keep := leastOf(b, run.Leave)
 	r := d.rightOf(run.Flow, d.sizeOf(run.Run))
@@ -219,8 +220,8 @@ func served(b *policy.Bucket, d *Division, run policy.FlowRun, before int64) (ta
 	return first + above, paid
 }
 
-// Lend gives a flow's block up to want more tokens. The added tokens count as demand of the flow. The second result is
-// the number of tokens for which the flow paid.
+// Lend adds up to want tokens to the block of a flow. The added tokens count as demand of the flow. The second result
+// is the number of tokens that the flow paid for.
 func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, paid int64) {
 	want = min(want, max(0, tokensOf(b))/2)
 	if d == nil || want == 0 {
@@ -234,13 +235,14 @@ func Lend(b *policy.Bucket, d *Division, flow string, want int64) (granted, paid
 	return granted, paid
 }
 
-// Refuse counts a take of n tokens that is not made, although it may fit, because another bucket has too few tokens.
+// Refuse counts a take of n tokens as denied. The bucket may have the tokens, but another bucket of the same call lacks
+// them.
 func (d *Division) Refuse(flow string, n int64) {
 	name, _ := d.count(flow, n)
 	d.deny(name, n)
 }
 
-// PayBack returns the right to n tokens to a flow, as far as the flow may save it.
+// PayBack gives a flow back the right to n tokens, but not more than the flow may save.
 func (d *Division) PayBack(flow string, n int64) {
 	r := d.rightOf(flow, 0)
 	if r.used == nil {
@@ -253,8 +255,8 @@ func (d *Division) PayBack(flow string, n int64) {
 	}
 }
 
-// Charge counts n tokens as demand of a flow, and makes the flow pay for them. They were taken without regard to its
-// right.
+// Charge counts n tokens as demand of a flow, and makes the flow pay for them. The tokens were taken without a check of
+// the flow's right.
 func (d *Division) Charge(flow string, n int64) {
 	d.count(flow, n)
 	if r := d.rightOf(flow, n); r.used != nil {
@@ -262,8 +264,8 @@ func (d *Division) Charge(flow string, n int64) {
 	}
 }
 
-// sizeOf returns the size of a take for which a flow saves. A take of up to so many tokens gets at least a part of the
-// floor.
+// sizeOf returns the number of tokens of a take, for which a flow may save its right. For a take of up to some tokens,
+// it is the number that the flow gets at least.
 func (d *Division) sizeOf(run policy.Run) int64 {
 	if run.UpTo {
 		return min(run.Count, max(1, d.Floor/upToOfFloor))
@@ -271,7 +273,7 @@ func (d *Division) sizeOf(run policy.Run) int64 {
 	return run.N
 }
 
-// lasts returns for how many takes of a run a right above zero suffices.
+// lasts returns the number of takes of a run for which a right suffices. The right isn't used up.
 func (d *Division) lasts(r *right, run policy.Run) int64 {
 	each := float64(float64(run.N) * r.price)
 	if run.UpTo {
@@ -280,9 +282,9 @@ func (d *Division) lasts(r *right, run policy.Run) int64 {
 	return int64(math.Ceil(float64(r.left) / each))
 }
 
-// spared returns how many takes of a run an unlisted flow makes as if it had a right. before is its demand in this
-// period. These are the takes within Unlisted. The first take is also one of them if it is for at most half of the
-// floor.
+// spared returns the number of takes of a run that an unlisted flow makes as if it had a right. These are the takes
+// within Unlisted. The flow's first take of the period is always among them if it is for at most half of the floor.
+// before is the number of tokens that the flow has asked for in this period before the run.
 func (d *Division) spared(before int64, run policy.Run) int64 {
 	spared := fits(run.Count, run.N, d.Unlisted-before)
 	if before == 0 && spared == 0 && run.N <= d.Floor/2 {
@@ -291,8 +293,8 @@ func (d *Division) spared(before int64, run policy.Run) int64 {
 	return spared
 }
 
-// dividedWait returns the time until a take of a run fits, if no other flow takes any tokens. It fits when the bucket
-// holds its tokens above the floor, or when the flow has a right.
+// dividedWait returns the time until a take of a run fits, if no other flow takes tokens meanwhile. The take fits once
+// the bucket has its tokens above the floor. If the flow has a right by then, the bucket needs only the tokens.
 func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) int64 {
 	n := run.N + leastOf(b, run.Leave)
 	if d == nil {
@@ -323,8 +325,9 @@ func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) i
 	return within
 }
 
-// Advance advances the clock of a division to now, for a bucket that holds so many tokens. Below the floor the clock is
-// slower the fewer tokens the bucket holds. Otherwise its flows would get more rights than there are tokens.
+// Advance advances the clock of a division to now. tokens is the number of tokens in the bucket. Below the floor, the
+// fewer tokens there are, the more slowly the clock runs. Otherwise the flows would get rights to more tokens than the
+// bucket has.
 func (d *Division) Advance(tokens, now int64) {
 	full := 1.0
 	if tokens < d.Floor {
@@ -334,9 +337,11 @@ func (d *Division) Advance(tokens, now int64) {
 	d.At = now
 }
 
-// Apply writes a plan into the division of a bucket that holds so many tokens; a nil division is none. It returns the
-// division and the demand. It reports false and writes nothing if the division has the plan of a later refill. It also
-// does if the plan is not whole, and the division doesn't have the plan that it changes.
+// Apply writes a plan into the division of a bucket, and returns the division and the demand of the flows. d is nil if
+// the bucket isn't divided yet. tokens is the number of tokens in the bucket.
+//
+// Apply reports false and writes nothing in two cases: the division has the plan of a later refill; or the plan only
+// changes the one of version base, and the division doesn't have that one.
 func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) (*Division, policy.Use, bool) {
 	if d != nil && now >= d.Ends {
 		d = nil
@@ -370,8 +375,8 @@ func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) 
 	return d, use, true
 }
 
-// putTeams writes the teams of a plan. A rest that stays keeps its used time, and a new rest begins with all the time
-// that it may save.
+// putTeams writes the teams of a plan. A rest that the team had before keeps its used time. A new rest begins with all
+// the time that it may save.
 func (d *Division) putTeams(p policy.Plan) {
 	before := d.Teams
 	d.Teams = map[string]*TeamPart{}
@@ -393,8 +398,8 @@ func (d *Division) putTeams(p policy.Plan) {
 	}
 }
 
-// putFlows writes the list of a plan. A flow that stays keeps its used time. A new flow begins with the right to a part
-// of the floor without the tokens that it took.
+// putFlows writes the listed flows of a plan. A flow that was listed before keeps its used time. A new flow begins with
+// the right to a part of the floor, less the tokens that it has taken.
 func (d *Division) putFlows(p policy.Plan) {
 	before := d.Parts
 	if p.Whole || d.Parts == nil {

@@ -1,6 +1,7 @@
-// Package oracle states in Go the rules of the scripts that no program needs in Go: reservations, leases, sweeps, takes
-// of several buckets, takes that are charged once, and takes of a template's bucket. Package policy has the others:
-// credit, takes and returns of one bucket, and waits.
+// Package oracle is a model in Go of what the Redis scripts do. It models reservations, leases, sweeps, takes from
+// several buckets, takes that are charged once, takes from a template's bucket, and buckets with flows. No program
+// needs these rules in Go. Package policy has the rules that programs need too: credit, takes and returns of one
+// bucket, and waits.
 //
-// The scripts are tested against both, with the same cases and random histories. The package is for tests only.
+// Tests run the same cases and random histories with the scripts and with both packages. The package is for tests only.
 package oracle

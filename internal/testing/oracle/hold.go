@@ -4,15 +4,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Bucket is a bucket with the records of its reservations and leases. Either of its maps is nil if it is empty. Without
-// a fault, both have the same ids.
+// Bucket is a bucket with the records of its reservations and leases. An empty map is nil. Without a fault, both maps
+// have the same ids.
 type Bucket struct {
 	policy.Bucket
-	Held map[string]Holding // by their id
-	Ends map[string]int64   // when each ends, Unix µs
+	Held map[string]Holding // records by id
+	Ends map[string]int64   // when each record ends, by id, Unix µs
 }
 
-// sweptBeside is the largest number of records that a call ends in addition to its own work.
+// sweptBeside is the largest number of overdue records that a call for another record ends.
 const sweptBeside = 16
 
 // HoldingKind is the kind of a record of a bucket.
@@ -33,11 +33,11 @@ type Holding struct {
 	Until int64 // when the record ends, Unix µs
 	Era   int64 // era in which the tokens were taken
 
-	Overrun policy.Overrun    // of a reservation, also one that has run out
-	Void    int64             // of a reservation that has run out: tokens that were not returned
+	Overrun policy.Overrun    // of a reservation, before and after it ran out
+	Void    int64             // number of tokens that were not returned when the reservation ran out
 	Answer  policy.Settlement // of a settled reservation
 
-	// Of a lease's last call.
+	// Number and results of the last call for a lease.
 	Seq, Granted, Clamped int64
 }
 
@@ -46,15 +46,15 @@ type Held int
 
 // Answers about reservations and leases.
 const (
-	HeldDone    Held = iota // as asked, or a denial
-	HeldUnknown             // no such bucket, or one without a policy
-	HeldInUse               // the id is that of another record
+	HeldDone    Held = iota // the call was carried out, or it was denied for lack of tokens
+	HeldUnknown             // the bucket doesn't exist, or has no policy
+	HeldInUse               // the id belongs to a different record, or the call doesn't fit to the record's last call
 	HeldNot                 // there is no record of the id
 	HeldOther               // the bucket is in another era than the lease, which has ended
 )
 
-// Reserve takes n tokens, all or nothing, and holds them under the id for ttl
-// microseconds. It must leave some tokens.
+// Reserve takes n tokens, all or nothing, and holds them under the id for ttl microseconds. It must leave the tokens of
+// leave in the bucket.
 func (b *Bucket) Reserve(
 	id string, n, ttl int64, o policy.Overrun, leave policy.Leave, now int64,
 ) (policy.Taking, Held) {
@@ -81,7 +81,7 @@ func (b *Bucket) Reserve(
 	add(&b.Bucket, -n)
 	s.Outstanding += n
 	b.put(id, Holding{Kind: HoldingReservation, N: n, Until: now + ttl, Era: s.Era, Overrun: o})
-	if swept { // the new record may replace an end without one
+	if swept { // the new record may have the id of an end without a record
 		b.countEnded(lost)
 	} else if s.Due == 0 || now+ttl < s.Due {
 		s.Due = now + ttl
@@ -89,8 +89,8 @@ func (b *Bucket) Reserve(
 	return policy.Taking{OK: true, Known: true, Taken: n, Tokens: tokensOf(&b.Bucket)}, HeldDone
 }
 
-// Settle ends a reservation. used is the number of its tokens that were used. A reservation that was settled before
-// isn't settled again.
+// Settle ends a reservation. used is the number of its tokens that were used. If the reservation was settled before,
+// Settle changes nothing and returns the same answer, and again is true.
 func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, again bool, held Held) {
 	s := b.Control
 	if s == nil {
@@ -126,8 +126,9 @@ func (b *Bucket) Settle(id string, used, now int64) (answer policy.Settlement, a
 	return answer, false, HeldDone
 }
 
-// Lease settles a block of tokens: keep of them are still held, and back are returned. It adds up to want tokens to the
-// block, at most half of the bucket's tokens. A call with the number of the last call changes nothing.
+// Lease settles a consumer's block of tokens. keep is the number of tokens that the block still holds, and back the
+// number that the consumer returns. Lease then adds up to want tokens to the block, at most half of the bucket's
+// tokens. seq is the number of the call. A call with the number of the last call changes nothing.
 func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (granted, clamped int64, held Held) {
 	s := b.Control
 	if s == nil {
@@ -167,8 +168,8 @@ func (b *Bucket) Lease(id string, seq, keep, back, want, ttl, now int64) (grante
 	return granted, clamped, HeldDone
 }
 
-// Sweep ends reservations and leases whose time is over, the earliest ones first and at most as many as most. The
-// tokens of a lease count as spent, since it is unknown how many were.
+// Sweep ends reservations and leases whose time is over, at most as many as most, the earliest ones first. The tokens
+// of a lease count as spent, since it is unknown how many of them were spent.
 func (b *Bucket) Sweep(most int, now int64) policy.Swept {
 	if b.Control == nil {
 		return policy.Swept{}
@@ -223,8 +224,9 @@ func (b *Bucket) countEnded(lost bool) {
 	b.findDue()
 }
 
-// restore counts the outstanding tokens if the state doesn't have the first end, because the state or the ends were
-// lost. Under strict terms there is no room for more tokens.
+// restore counts the outstanding tokens if the bucket's state and Ends disagree about the first end. That means that
+// the state or the ends were lost. Under strict terms, it also removes the tokens for which the capacity has no room
+// beside the outstanding ones.
 func (b *Bucket) restore() {
 	s := b.Control
 	if _, first := b.earliest(); first == s.Due {
@@ -238,7 +240,7 @@ func (b *Bucket) restore() {
 }
 
 // recount counts the outstanding tokens after a key was lost, and restores missing ends from the records. An end
-// without a record holds an unknown number of tokens. While there is one, the count doesn't fall.
+// without a record holds an unknown number of tokens. While there is such an end, the count doesn't fall.
 func (b *Bucket) recount() {
 	sum := int64(0)
 	for id, h := range b.Held {
@@ -273,7 +275,7 @@ func (b *Bucket) drop(id string) {
 	}
 }
 
-// earliest returns the id that ends first, and when; the id is empty if there is none.
+// earliest returns the id of the record that ends first, and the time of its end. The id is empty if there is no end.
 func (b *Bucket) earliest() (first string, until int64) {
 	for id, end := range b.Ends {
 		if first == "" || end < until || end == until && id < first {
@@ -283,7 +285,7 @@ func (b *Bucket) earliest() (first string, until int64) {
 	return first, until
 }
 
-// findDue sets when the first record ends. If there is no record, no tokens are outstanding.
+// findDue sets the time at which the first record ends. If there is no end, no tokens are outstanding.
 func (b *Bucket) findDue() {
 	_, b.Control.Due = b.earliest()
 	if b.Control.Due == 0 {
@@ -292,7 +294,7 @@ func (b *Bucket) findDue() {
 	}
 }
 
-// giveBack returns tokens of an era.
+// giveBack returns n tokens that were taken in an era. It returns none of them if that era is over.
 func (b *Bucket) giveBack(n, era int64) (returned, clamped, void int64) {
 	if era != b.Control.Era {
 		return 0, 0, n

@@ -31,9 +31,9 @@ type Charge struct {
 	Until int64      // until when the record is kept, Unix µs
 }
 
-// TakeOnce makes the take of a run for a request, which is charged once while its record is kept. charged is the record
-// before, and TakeOnce returns the record afterwards; nil is none. If the record is of another take, nothing is taken,
-// and the request counts as reused.
+// TakeOnce makes the take of a run for a request. The request is charged once while its record is kept. charged is the
+// record before the take, and after is the record after it; nil means no record. If charged is of another take, nothing
+// is taken, and reused is true.
 func TakeOnce(
 	b *policy.Bucket, charged *Charge, run policy.Run, memory, now int64,
 ) (t policy.Taking, after *Charge, reused bool) {
@@ -59,16 +59,17 @@ func TakeOnce(
 	return t, after, false
 }
 
-// Demand is a demand for N tokens of a bucket, which must leave the tokens of Leave; N is at least 1.
+// Demand is a demand for N tokens of a bucket. N is at least 1. The take must leave the tokens of Leave.
 type Demand struct {
 	Bucket *policy.Bucket
 	N      int64
 	Leave  policy.Leave
 }
 
-// TakeAll takes tokens of several different buckets, all or nothing. A bucket in shadow mode that lacks the tokens is
-// left out. The answers are in the order of the demands, and OK of each reports whether the bucket has the tokens. If
-// ok, these were taken, otherwise Taken is 0. If a bucket has no state, it is unknown, and nothing is taken.
+// TakeAll takes tokens from several different buckets, all or nothing. A bucket in shadow mode that lacks the tokens is
+// left out. The answers are in the order of the demands. OK of an answer reports whether the bucket has the tokens. If
+// ok is true, these were taken; otherwise Taken of every answer is 0. If a bucket has no state, its answer isn't Known,
+// and nothing is taken.
 func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	answers = make([]policy.Taking, len(demands))
 	ok = true
@@ -88,10 +89,10 @@ func TakeAll(demands []Demand, now int64) (ok bool, answers []policy.Taking) {
 	return ok, answers
 }
 
-// TakeTemplate makes a take from a bucket of a refilled template with terms t. It creates the bucket if it is missing,
-// and puts t in force if t is of a later version. active reports whether the bucket is in the active set, and the
-// result whether it is afterwards. It is not if the bucket was full and still is, or if it was not created because it
-// could never hold n tokens.
+// TakeTemplate makes a take from a bucket of a refilled template with terms t. It creates the bucket if it is missing.
+// It replaces the bucket's terms by t if t is of a later version. active reports whether the bucket is in the active
+// set before the take, and the second result whether it is after the take. The take doesn't add the bucket to the set
+// if the bucket is still full, or if it isn't created because it could never hold n tokens.
 func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (policy.Taking, bool) {
 	created := b.Control == nil
 	switched := follow(b, t, now)
@@ -109,7 +110,7 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 		return taking, active
 	}
 	if (before >= s.Terms.Capacity || !active) && s.Last < now {
-		s.Last, s.Carry = now, 0 // until now it was full, so no tokens were due
+		s.Last, s.Carry = now, 0 // the bucket was full until now, so no tokens were due
 		if !taking.OK {
 			taking.Wait = b.Wait(n, now)
 		}
@@ -117,8 +118,8 @@ func TakeTemplate(b *policy.Bucket, t policy.Terms, n, now int64, active bool) (
 	return taking, true
 }
 
-// follow puts the terms of a template in force, as a refill would, if those of the bucket are of an earlier version. It
-// reports whether it did.
+// follow replaces the terms of a bucket by those of its template, as a refill would, if the bucket's terms are of an
+// earlier version. It reports whether it replaced them.
 func follow(b *policy.Bucket, t policy.Terms, now int64) bool {
 	if b.Control == nil || b.Control.Terms.Pool || b.Control.Terms.Fence.Epoch >= t.Fence.Epoch {
 		return false

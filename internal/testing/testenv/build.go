@@ -26,7 +26,7 @@ var (
 )
 
 // Build compiles a main package of this module, such as "./cmd/refiller", and returns the path of the binary. Flags
-// are those of go build, such as "-race" or "-tags=name". It compiles once per test binary and set of arguments.
+// are flags of go build, such as "-race" or "-tags=name". Build compiles once per test binary and set of arguments.
 func Build(t testing.TB, pkg string, flags ...string) string {
 	t.Helper()
 	builtMu.Lock()
@@ -39,7 +39,7 @@ func Build(t testing.TB, pkg string, flags ...string) string {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	// The hash separates work trees and sets of flags; the last part keeps the program's name.
+	// The hash is different for each work tree and each set of flags. The last part is the program's name.
 	sum := sha256.Sum256([]byte(root + " " + key))
 	path := filepath.Join(cacheDir(), hex.EncodeToString(sum[:8]), filepath.Base(filepath.Join(root, pkg)))
 	if err := goBuild(root, pkg, path, flags...); err != nil {
@@ -49,7 +49,7 @@ func Build(t testing.TB, pkg string, flags ...string) string {
 	return path
 }
 
-// EtcdProgram returns the path of an etcd server, which it builds the first time.
+// EtcdProgram returns the path of an etcd server. It builds etcd the first time, unless ETCD_SERVER names a program.
 func EtcdProgram(t testing.TB) string {
 	t.Helper()
 	if path := os.Getenv("ETCD_SERVER"); path != "" {
@@ -62,7 +62,7 @@ func EtcdProgram(t testing.TB) string {
 	return path
 }
 
-// cachedEtcd builds the etcd of go.mod unless an earlier run has.
+// cachedEtcd builds the etcd version of go.mod, unless an earlier run has built it, and returns the path.
 var cachedEtcd = sync.OnceValues(func() (string, error) {
 	root, err := moduleRoot()
 	if err != nil {
@@ -80,7 +80,7 @@ var cachedEtcd = sync.OnceValues(func() (string, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return "", fmt.Errorf("testenv: make cache directory: %w", err)
 	}
-	// Test packages that run at the same time wait for the first one's build instead of repeating it.
+	// Test packages that run at the same time wait here for the first of them to build etcd.
 	lock, err := lockFile(path+".lock", syscall.LOCK_EX)
 	if err != nil {
 		return "", fmt.Errorf("testenv: lock etcd build: %w", err)
@@ -92,7 +92,8 @@ var cachedEtcd = sync.OnceValues(func() (string, error) {
 	return path, goBuild(root, etcdModule, path)
 })
 
-// goBuild compiles pkg into path. The binary appears whole or not at all, so others may run or build it meanwhile.
+// goBuild compiles pkg into path. It renames the complete binary to path at the end, so that other processes may run or
+// build it at the same time.
 func goBuild(root, pkg, path string, flags ...string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return fmt.Errorf("testenv: make cache directory: %w", err)
@@ -103,7 +104,7 @@ func goBuild(root, pkg, path string, flags ...string) error {
 	}
 	defer func() { _ = os.RemoveAll(scratch) }()
 	binary := filepath.Join(scratch, filepath.Base(path))
-	// The state of the work tree changes no test, and none needs the debugger's tables.
+	// No test needs the state of the work tree or the debugger's tables in a binary.
 	args := append([]string{"build", "-buildvcs=false", "-ldflags=-w"}, flags...)
 	cmd := exec.Command("go", append(args, "-o", binary, pkg)...)
 	cmd.Dir = root
@@ -152,7 +153,7 @@ func findServer(t testing.TB, name, advice string) string {
 		t.Fatalf("testenv: %v; %s", err, advice)
 	}
 	path, err = filepath.Abs(path)
-	if err != nil { // servers run in a directory of their own
+	if err != nil { // the path must be absolute, because each server runs in its own directory
 		t.Fatalf("testenv: %v", err)
 	}
 	return path

@@ -20,7 +20,7 @@ import (
 // files are PEM.
 type Certs struct {
 	CAFile                string
-	CertFile, KeyFile     string // server, valid for 127.0.0.1 and localhost
+	CertFile, KeyFile     string // for servers; valid for 127.0.0.1 and localhost
 	ClientCert, ClientKey string
 	authority             *x509.CertPool
 	clientPair            tls.Certificate
@@ -46,7 +46,7 @@ func NewCerts(t testing.TB) *Certs {
 		return &x509.Certificate{
 			SerialNumber: big.NewInt(serial),
 			Subject:      pkix.Name{CommonName: name},
-			NotBefore:    now.Add(-24 * time.Hour), // tests may run servers with another clock
+			NotBefore:    now.Add(-24 * time.Hour), // servers may run with another clock
 			NotAfter:     now.Add(24 * time.Hour),
 			KeyUsage:     x509.KeyUsageDigitalSignature,
 			ExtKeyUsage:  []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
@@ -86,7 +86,7 @@ func NewCerts(t testing.TB) *Certs {
 	return c
 }
 
-// ClientConfig returns a TLS configuration that trusts the authority and shows the client's certificate.
+// ClientConfig returns a TLS configuration that trusts the authority and sends the client's certificate.
 func (c *Certs) ClientConfig() *tls.Config {
 	return &tls.Config{
 		RootCAs:      c.authority,
@@ -95,7 +95,7 @@ func (c *Certs) ClientConfig() *tls.Config {
 	}
 }
 
-// Install copies what a client needs to other paths, as a rotation of its secrets does.
+// Install copies the files that a client needs to other paths, as a rotation of the client's secrets does.
 func (c *Certs) Install(t testing.TB, ca, cert, key string) {
 	t.Helper()
 	for from, to := range map[string]string{c.CAFile: ca, c.ClientCert: cert, c.ClientKey: key} {

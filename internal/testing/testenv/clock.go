@@ -8,11 +8,12 @@ import (
 	"time"
 )
 
-// WithClock makes a Redis server read a clock that [RedisServer.StepClock] sets, through libfaketime.
+// WithClock makes a Redis server use libfaketime's clock, which [RedisServer.StepClock] sets.
 func WithClock() Option { return func(o *options) { o.clock = true } }
 
-// clockEnv makes a server read its clock through libfaketime, with the offset in the file. The C library comes before
-// the allocators that servers are linked with: some of them ask for the time before libfaketime is ready.
+// clockEnv returns environment variables that make a server read its clock through libfaketime, which reads the offset
+// from file. The C library is preloaded too. Otherwise the allocator of some servers would ask for the time before
+// libfaketime is ready.
 func clockEnv(t testing.TB, file string) []string {
 	t.Helper()
 	find := func(patterns ...string) string {
@@ -48,7 +49,8 @@ func (s *RedisServer) StepClock(d time.Duration) {
 	}
 }
 
-// writeClock writes beside the file and renames, so that a server never reads half a number.
+// writeClock writes the offset d into file. It writes a second file and renames that, so that a server never reads half
+// of a number.
 func writeClock(file string, d time.Duration) error {
 	next := file + ".next"
 	if err := os.WriteFile(next, fmt.Appendf(nil, "%+.6f\n", d.Seconds()), 0o600); err != nil {

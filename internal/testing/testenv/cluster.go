@@ -17,7 +17,7 @@ const (
 	clusterSlots   = 16384
 )
 
-// RedisCluster is a Redis Cluster of three masters that share all slots evenly, without replicas until
+// RedisCluster is a Redis Cluster of three masters that share all slots evenly. It has no replicas until
 // [RedisCluster.Replicate]. When a master is down, the others go on serving their slots.
 type RedisCluster struct {
 	t       testing.TB
@@ -29,8 +29,8 @@ type RedisCluster struct {
 	replicas []*RedisServer
 }
 
-// Cluster starts the masters and waits until each of them serves its slots and knows the others. Options go to every
-// node; [WithTLS] and [WithDataDir] are not supported.
+// Cluster starts the masters and waits until each of them serves its slots and knows the others. Every node gets the
+// options. [WithTLS] and [WithDataDir] are not supported.
 func Cluster(t testing.TB, opts ...Option) *RedisCluster {
 	t.Helper()
 	o := newOptions(opts)
@@ -54,7 +54,7 @@ func Cluster(t testing.TB, opts ...Option) *RedisCluster {
 	return c
 }
 
-// start starts a node, which knows no other, and returns it with the port of its cluster bus.
+// start starts a node that doesn't know the other nodes yet. It returns the node and the port of its cluster bus.
 func (c *RedisCluster) start(name string) (node *RedisServer, bus int) {
 	onFreePorts(c.t, 2, func(ports []int) (err error) {
 		bus = ports[1]
@@ -71,8 +71,9 @@ func (c *RedisCluster) start(name string) (node *RedisServer, bus int) {
 	return node, bus
 }
 
-// Replicate starts a replica of each master, and waits until each of them is in sync and known to all masters: then it
-// takes over some seconds after its master has stopped. The replicas are in the order of [RedisCluster.Nodes].
+// Replicate starts a replica of each master, and waits until each replica is in sync and all masters know it. From then
+// on a replica becomes the master some seconds after its master has stopped. The replicas are in the order of
+// [RedisCluster.Nodes].
 func (c *RedisCluster) Replicate() []*RedisServer {
 	c.t.Helper()
 	replicas := make([]*RedisServer, clusterMasters)
@@ -89,7 +90,7 @@ func (c *RedisCluster) Replicate() []*RedisServer {
 	}
 	for i, id := range c.ids {
 		replicate := func(ctx context.Context) error { return control[i].ClusterReplicate(ctx, id).Err() }
-		if err := pollUntil(replicate); err != nil { // until it knows its master
+		if err := pollUntil(replicate); err != nil { // fails until the node knows its master
 			c.t.Fatalf("testenv: replicate node %d: %v", i, err)
 		}
 	}
@@ -102,7 +103,7 @@ func (c *RedisCluster) Replicate() []*RedisServer {
 	return replicas
 }
 
-// replicated answers nil once a replica is in sync, and known as one to all masters.
+// replicated returns nil once a replica is in sync and all masters know it as a replica.
 func (c *RedisCluster) replicated(ctx context.Context, node *RedisServer, control *redis.Client) error {
 	id, err := control.ClusterMyID(ctx).Result()
 	if err != nil {
@@ -145,7 +146,7 @@ func (c *RedisCluster) form(bus []int) error {
 		if err := node.ClusterAddSlotsRange(ctx, first, last).Err(); err != nil {
 			return err
 		}
-		// Distinct epochs spare the nodes the resolution of a conflict.
+		// The epochs are different. Otherwise the nodes would first have to resolve a conflict.
 		if err := node.Do(ctx, "cluster", "set-config-epoch", i+1).Err(); err != nil {
 			return err
 		}
@@ -158,7 +159,7 @@ func (c *RedisCluster) form(bus []int) error {
 	return nil
 }
 
-// formed answers nil once every node is in state ok and knows the owners of all slots.
+// formed returns nil once every node is in state ok and knows the owners of all slots.
 func (c *RedisCluster) formed(ctx context.Context) error {
 	for i, node := range c.control {
 		info, err := node.ClusterInfo(ctx).Result()
@@ -181,7 +182,7 @@ func (c *RedisCluster) Nodes() []*RedisServer { return append([]*RedisServer(nil
 // Servers returns all servers, masters and replicas.
 func (c *RedisCluster) Servers() []*RedisServer { return append(c.Nodes(), c.replicas...) }
 
-// Masters returns the servers that serve slots, by their own information. One that is paused is left out.
+// Masters returns the servers that say that they are masters with slots. A server that is paused is left out.
 func (c *RedisCluster) Masters() (masters []*RedisServer) {
 	for _, s := range c.Servers() {
 		if c.serves(s, func(first, last int) bool { return true }) {
@@ -191,7 +192,7 @@ func (c *RedisCluster) Masters() (masters []*RedisServer) {
 	return masters
 }
 
-// Master returns the server that serves a slot, as it sees it itself, and nil if none does that answers.
+// Master returns the server that says that it serves a slot. It returns nil if no server that answers says so.
 func (c *RedisCluster) Master(slot int) *RedisServer {
 	for _, s := range c.Servers() {
 		if c.serves(s, func(first, last int) bool { return first <= slot && slot <= last }) {
@@ -201,7 +202,7 @@ func (c *RedisCluster) Master(slot int) *RedisServer {
 	return nil
 }
 
-// serves reports whether a server is a master and has a range of slots that is wanted.
+// serves reports whether a server says that it is a master with a range of slots that is wanted.
 func (c *RedisCluster) serves(s *RedisServer, wanted func(first, last int) bool) bool {
 	if !s.Running() {
 		return false
@@ -222,7 +223,7 @@ func (c *RedisCluster) serves(s *RedisServer, wanted func(first, last int) bool)
 		}
 		for _, r := range fields[slots:] {
 			var first, last int
-			switch n, _ := fmt.Sscanf(r, "%d-%d", &first, &last); n { // what is none is a slot that moves
+			switch n, _ := fmt.Sscanf(r, "%d-%d", &first, &last); n { // a slot that moves has no number here
 			case 1:
 				last = first
 			case 0:
@@ -236,7 +237,7 @@ func (c *RedisCluster) serves(s *RedisServer, wanted func(first, last int) bool)
 	return false
 }
 
-// Addrs returns the addresses of the nodes, those of their proxies if there are any.
+// Addrs returns the addresses of the nodes, or of their proxies if the nodes have proxies.
 func (c *RedisCluster) Addrs() []string {
 	addrs := make([]string, len(c.nodes))
 	for i, n := range c.nodes {
@@ -248,11 +249,11 @@ func (c *RedisCluster) Addrs() []string {
 // URL returns the addresses as a URL.
 func (c *RedisCluster) URL() string { return "redis-cluster://" + strings.Join(c.Addrs(), ",") }
 
-// Client returns a new client of the cluster that honours the deadline of a call's context. It is closed when the
-// test ends.
+// Client returns a new client of the cluster. The client honours the deadline of a call's context. It is closed when
+// the test ends.
 func (c *RedisCluster) Client() *redis.ClusterClient { return c.client(nil) }
 
-// Direct is Client past the proxies.
+// Direct is like Client, but the connections bypass the proxies.
 func (c *RedisCluster) Direct() *redis.ClusterClient { return c.client(pastProxies(c.Servers)) }
 
 func (c *RedisCluster) client(dial dialer) *redis.ClusterClient {
@@ -287,7 +288,8 @@ func (c *RedisCluster) Slot(key string) int {
 	return 0
 }
 
-// Owner returns the master that serves a slot, as the masters themselves see it.
+// Owner returns the master that says that it serves a slot. It checks only the servers that were the masters at the
+// start.
 func (c *RedisCluster) Owner(slot int) *RedisServer {
 	c.t.Helper()
 	i, err := c.owner(slot)
@@ -298,7 +300,7 @@ func (c *RedisCluster) Owner(slot int) *RedisServer {
 	return c.nodes[i]
 }
 
-// owner finds the node that counts a slot as its own.
+// owner returns the index of the node that says that it serves a slot.
 func (c *RedisCluster) owner(slot int) (int, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -326,8 +328,8 @@ func (c *RedisCluster) owner(slot int) (int, error) {
 	return 0, err
 }
 
-// MoveSlot gives a slot with its keys to another master: [RedisCluster.StartMove], [SlotMove.MoveKeys] and
-// [SlotMove.Finish] in one. A client that asks the former owner is then answered MOVED.
+// MoveSlot moves a slot with its keys to another master. It calls [RedisCluster.StartMove], [SlotMove.MoveKeys] and
+// [SlotMove.Finish]. After that the former owner replies MOVED to calls for the slot.
 func (c *RedisCluster) MoveSlot(slot int, to *RedisServer) error {
 	m, err := c.StartMove(slot, to)
 	if err != nil {
@@ -346,8 +348,8 @@ type SlotMove struct {
 	from, to int
 }
 
-// StartMove marks a slot as migrating to another master. Until [SlotMove.Finish] its owner answers ASK for keys it
-// does not have, and TRYAGAIN for a script whose keys are split between the two.
+// StartMove marks a slot as migrating to another master. Until [SlotMove.Finish], the owner replies ASK to a call for a
+// key that it doesn't have. It replies TRYAGAIN to a script if only some of the script's keys have been moved.
 func (c *RedisCluster) StartMove(slot int, to *RedisServer) (*SlotMove, error) {
 	if slot < 0 || slot >= clusterSlots {
 		return nil, fmt.Errorf("testenv: slot %d is not in 0..%d", slot, clusterSlots-1)
@@ -371,7 +373,7 @@ func (c *RedisCluster) StartMove(slot int, to *RedisServer) (*SlotMove, error) {
 	return m, m.setSlot(m.from, "migrating", m.to)
 }
 
-// setSlot sets the slot's state on a node with regard to other.
+// setSlot sets the slot's state on a node: importing from other, migrating to other, or owned by other.
 func (m *SlotMove) setSlot(node int, state string, other int) error {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
@@ -382,7 +384,7 @@ func (m *SlotMove) setSlot(node int, state string, other int) error {
 	return nil
 }
 
-// MoveKeys moves the named keys of the slot, or all its keys when none is named.
+// MoveKeys moves the named keys of the slot. Without names it moves all keys of the slot.
 func (m *SlotMove) MoveKeys(keys ...string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()
@@ -403,7 +405,7 @@ func (m *SlotMove) MoveKeys(keys ...string) error {
 	}
 }
 
-// migrate moves keys, as soon as the target takes part in the cluster again.
+// migrate moves keys. If the target has just started, migrate first waits until it is a part of the cluster again.
 func (m *SlotMove) migrate(ctx context.Context, keys []string) error {
 	args := []any{"migrate", "127.0.0.1", m.c.nodes[m.to].Port(), "", 0, 5000}
 	if m.c.options.password != "" {
@@ -425,7 +427,7 @@ func (m *SlotMove) migrate(ctx context.Context, keys []string) error {
 	}
 }
 
-// Finish makes the target the owner of the slot in the eyes of all masters. The target comes first, so that the slot
+// Finish makes all masters regard the target as the owner of the slot. The target is changed first, so that the slot
 // has an owner at every moment.
 func (m *SlotMove) Finish() error {
 	order := []int{m.to, m.from}

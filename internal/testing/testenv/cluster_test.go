@@ -23,7 +23,7 @@ func TestAReplicaOfAClusterTakesOver(t *testing.T) {
 	}, readyTimeout, time.Millisecond)
 }
 
-// A master that has just started takes no keys for a while. A move to it waits, and loses none.
+// A master that has just started doesn't accept keys for a while. A move of a slot to it waits, and loses no keys.
 func TestAMoveWaitsForItsTarget(t *testing.T) {
 	t.Parallel()
 	const key = "{key0}"
@@ -105,7 +105,7 @@ func TestClusterServesKeysOfAllMasters(t *testing.T) {
 
 		c.Nodes()[0].Restart()
 		require.Eventually(t, func() bool {
-			return errors.Is(client.Get(t.Context(), keys[0]).Err(), redis.Nil) // it served, without its data
+			return errors.Is(client.Get(t.Context(), keys[0]).Err(), redis.Nil) // the master serves, but lost its data
 		}, 20*time.Second, 20*time.Millisecond)
 	})
 }

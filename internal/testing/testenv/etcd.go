@@ -22,7 +22,7 @@ type EtcdCluster struct {
 	members []*EtcdMember
 }
 
-// EtcdMember is one etcd process. Its methods are those of [Process] and safe for concurrent use.
+// EtcdMember is one etcd process. It also has the methods of [Process]. All are safe for concurrent use.
 type EtcdMember struct {
 	*Process
 	name       string
@@ -31,8 +31,8 @@ type EtcdMember struct {
 }
 
 // Etcd starts a cluster of 1 or 3 members and waits until every member serves linearizable reads. A leader that was
-// killed is replaced after about half a second. Members write to disk without waiting for it: data survives Kill, not a
-// crash of the machine.
+// killed is replaced after about half a second. Members don't sync their files to disk: the data survives Kill, but not
+// a crash of the machine.
 func Etcd(t testing.TB, members int, opts ...Option) *EtcdCluster {
 	t.Helper()
 	if members != 1 && members != 3 {
@@ -43,7 +43,7 @@ func Etcd(t testing.TB, members int, opts ...Option) *EtcdCluster {
 	binary := EtcdProgram(t)
 	c := &EtcdCluster{t: t, options: o}
 	onFreePorts(t, 2*members, func(ports []int) error {
-		for _, m := range c.members { // of an attempt whose port was taken
+		for _, m := range c.members { // members of an earlier attempt that failed because a port was taken
 			m.Kill()
 		}
 		c.members = nil
@@ -109,7 +109,7 @@ func (c *EtcdCluster) Endpoints() []string {
 // Members returns the members.
 func (c *EtcdCluster) Members() []*EtcdMember { return append([]*EtcdMember(nil), c.members...) }
 
-// Leader returns the member that leads the cluster and whether a majority agrees on one.
+// Leader returns the member that a majority of the members names as the leader. It reports false if there is none.
 func (c *EtcdCluster) Leader(ctx context.Context) (*EtcdMember, bool) {
 	votes := make(map[uint64]int)
 	ids := make(map[uint64]*EtcdMember)
@@ -139,8 +139,8 @@ func (c *EtcdCluster) status(ctx context.Context, m *EtcdMember) (*clientv3.Stat
 	return client.Status(ctx, m.Endpoint())
 }
 
-// Client returns a new client of the given endpoints, or of all members when none is given. It is closed when the
-// test ends.
+// Client returns a new client of the given endpoints, or of all members if no endpoint is given. The client is closed
+// when the test ends.
 func (c *EtcdCluster) Client(endpoints ...string) *clientv3.Client {
 	c.t.Helper()
 	if len(endpoints) == 0 {
@@ -165,8 +165,8 @@ func (c *EtcdCluster) clientConfig(ctx context.Context, password string, endpoin
 	return cfg
 }
 
-// WaitReady waits until every member that runs serves linearizable reads. It fails when ctx ends, which it must if a
-// member is paused or the majority is down.
+// WaitReady waits until every running member serves linearizable reads. It fails when ctx ends. ctx needs a deadline if
+// a member may be paused or the majority down.
 func (c *EtcdCluster) WaitReady(ctx context.Context) error {
 	for _, m := range c.members {
 		if !m.Running() {
@@ -179,7 +179,7 @@ func (c *EtcdCluster) WaitReady(ctx context.Context) error {
 	return nil
 }
 
-// waitStarted waits until every member serves.
+// waitStarted waits until every member serves linearizable reads.
 func (c *EtcdCluster) waitStarted(ctx context.Context, password string) error {
 	for _, m := range c.members {
 		if err := c.waitMember(ctx, password, m); err != nil {
@@ -236,7 +236,7 @@ func (m *EtcdMember) Addr() string { return loopback(m.clientPort) }
 // Endpoint returns the URL for clients.
 func (m *EtcdMember) Endpoint() string { return m.scheme + "://" + m.Addr() }
 
-// Restart starts the member again with its data, after stopping it if it is running, and waits until it listens. It
+// Restart stops the member if it is running, starts it again with its data, and waits until it listens. The member
 // serves once a majority runs: see [EtcdCluster.WaitReady].
 func (m *EtcdMember) Restart() {
 	m.t.Helper()

@@ -36,7 +36,7 @@ func TestThreeEtcdMembersSurviveTheLossOfOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "without the leader", string(got.Kvs[0].Value))
 
-	// Two of three frozen: no majority, nothing is served; one of them back: it is.
+	// While two of three members are frozen, there is no majority, and calls fail. They work again once one is resumed.
 	frozen := []*EtcdMember{c.Members()[0], c.Members()[1]}
 	frozen[0].Pause()
 	frozen[1].Pause()

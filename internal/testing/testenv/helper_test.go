@@ -22,7 +22,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// recorder replaces the test of a user of this package, so that its failure can be observed.
+// recorder is the testing.TB of a simulated test that uses this package. It records the output and the failure.
 type recorder struct {
 	testing.TB
 	name string
@@ -77,7 +77,7 @@ func (r *recorder) Failed() bool {
 	return r.failed
 }
 
-// run runs a test to its end, cleanups included, and returns what it printed.
+// run runs a test and its cleanups, and returns the output.
 func (r *recorder) run(test func()) string {
 	var wg sync.WaitGroup
 	wg.Go(test)

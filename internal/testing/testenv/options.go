@@ -2,7 +2,7 @@ package testenv
 
 import "testing"
 
-// Option changes how a server is started. An option that a kind of server does not have fails the test.
+// Option changes how a server is started. The test fails if the kind of server doesn't support the option.
 type Option func(*options)
 
 type options struct {
@@ -16,7 +16,7 @@ type options struct {
 	proxies  bool
 
 	clock     bool
-	clockFile string // where the offset of a clock that can be stepped is
+	clockFile string // the file with the offset of the clock, if clock is set
 }
 
 func newOptions(opts []Option) options {
@@ -27,7 +27,8 @@ func newOptions(opts []Option) options {
 	return o
 }
 
-// refuseData fails a test that asks for a data directory or an append-only file where there is no such choice.
+// refuseData fails the test if the options have a data directory or an append-only file, which the server doesn't
+// support.
 func (o options) refuseData(t testing.TB, server string) {
 	t.Helper()
 	if o.dataDir != "" || o.append {
@@ -35,14 +36,14 @@ func (o options) refuseData(t testing.TB, server string) {
 	}
 }
 
-// WithArgs adds command line arguments; they come last, so they override the defaults.
+// WithArgs adds command line arguments. They come last, so they override the defaults.
 func WithArgs(args ...string) Option { return func(o *options) { o.args = append(o.args, args...) } }
 
-// WithProgram runs a Redis server of another program, which takes the arguments of redis-server.
+// WithProgram runs another program in place of redis-server. It must accept the arguments of redis-server.
 func WithProgram(path string) Option { return func(o *options) { o.program = path } }
 
-// WithProxies puts a proxy in front of each server of a Sentinel or Cluster. Clients get the proxies' addresses in
-// place of the servers', and so do servers that replicate.
+// WithProxies puts a proxy in front of each server of a Sentinel or Cluster. Clients and replicas get the addresses of
+// the proxies in place of the servers' own addresses.
 func WithProxies() Option { return func(o *options) { o.proxies = true } }
 
 // WithEnv adds "NAME=value" pairs to the environment of the server.
@@ -55,10 +56,10 @@ func WithAppendOnly() Option { return func(o *options) { o.append = true } }
 // the directory of the process.
 func WithDataDir(dir string) Option { return func(o *options) { o.dataDir = dir } }
 
-// WithPassword protects the server: with requirepass in Redis, in etcd by authentication as user "root". Clients made
-// by this package know the password.
+// WithPassword protects the server with a password. Redis gets it as requirepass, and etcd as the password of the user
+// "root". Clients made by this package know the password.
 func WithPassword(password string) Option { return func(o *options) { o.password = password } }
 
 // WithTLS makes the server accept only TLS, and only clients with a certificate of the same authority. Clients made by
-// this package use certs. It is an option of Redis and of Etcd.
+// this package use certs. Only Redis and Etcd support the option.
 func WithTLS(certs *Certs) Option { return func(o *options) { o.certs = certs } }

@@ -12,26 +12,26 @@ import (
 	"testing"
 )
 
-// Ports are taken from [minPort, maxPort), below the ephemeral range of Linux (32768) and macOS (49152). So the kernel
-// gives no outgoing connection the port of a server that is down, and a client that dials such a port never connects to
-// itself.
+// Ports are drawn from [minPort, maxPort). This is below the ephemeral ports of Linux, from 32768, and macOS, from
+// 49152. So the kernel doesn't give the port of a server that is down to an outgoing connection, and a client that
+// dials such a port never connects to itself.
 const (
 	minPort = 10000
 	maxPort = 32000
-	// portAttempts bounds the attempts of Ports to find free ports.
+	// portAttempts is how many ports Ports tries.
 	portAttempts = 200
-	// bindAttempts bounds the starts of a server whose ports other programs took meanwhile.
+	// bindAttempts is how often a server is started if other programs take its ports before it listens.
 	bindAttempts = 5
 )
 
-// Ports returns n free loopback ports that no other test gets, in this test binary or another, until the test
-// ends.
+// Ports returns n free loopback ports. Until the test ends, no other test gets them, whether in this test binary or in
+// another one.
 func Ports(t testing.TB, n int) []int {
 	t.Helper()
 	return reservePorts(t, n, func() int { return minPort + rand.IntN(maxPort-minPort) })
 }
 
-// reservePorts reserves the first n free ones of the ports that candidate returns.
+// reservePorts calls candidate for ports until n of them are free, and reserves these.
 func reservePorts(t testing.TB, n int, candidate func() int) []int {
 	t.Helper()
 	dir := portsDir()
@@ -63,12 +63,13 @@ func reservePorts(t testing.TB, n int, candidate func() int) []int {
 	return ports
 }
 
-// portsDir returns the directory of the lock files, one for each port in use or used before.
+// portsDir returns the directory of the lock files. It has one for each port that was ever reserved.
 func portsDir() string {
 	return filepath.Join(os.TempDir(), fmt.Sprintf("refiller-testenv-ports-%d", os.Getuid()))
 }
 
-// onFreePorts calls start with n reserved ports, and again with others if another program took one in between.
+// onFreePorts calls start with n reserved ports. It calls start again with other ports if another program took one of
+// them meanwhile.
 func onFreePorts(t testing.TB, n int, start func(ports []int) error) {
 	t.Helper()
 	var err error
@@ -83,8 +84,8 @@ func onFreePorts(t testing.TB, n int, start func(ports []int) error) {
 	}
 }
 
-// lockFile opens path, creating it if needed, and locks it as flock(2) does with how. The lock ends when the file is
-// closed, at the latest with the process; children don't inherit it.
+// lockFile opens path, creating the file if needed, and locks it as flock(2) does with how. The lock ends when the file
+// is closed, or with the process. Child processes don't inherit it.
 func lockFile(path string, how int) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {

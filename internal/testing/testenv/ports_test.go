@@ -6,7 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// All candidates but the last are reserved already.
+// The last of the allowed attempts finds a free port. All ports before it are reserved.
 func TestTheLastAttemptMayFindAPort(t *testing.T) {
 	t.Parallel()
 	reserved := Ports(t, 1)[0]

@@ -18,14 +18,14 @@ import (
 )
 
 const (
-	// stopTimeout bounds how long a process may take to end after SIGTERM. It and readyTimeout are generous because the
+	// stopTimeout is how long a process may take to end after SIGTERM. stopTimeout and readyTimeout are long because the
 	// machine may be busy with other test packages.
 	stopTimeout = 30 * time.Second
-	// readyTimeout bounds how long a server may take to answer. A server that exits is noticed at once.
+	// readyTimeout is how long a server may take to answer. If a server exits, the wait ends at once.
 	readyTimeout = 60 * time.Second
-	// pollInterval is the pause between two checks of something that gives no signal.
+	// pollInterval is the pause between two checks of a condition.
 	pollInterval = 10 * time.Millisecond
-	// logTailLines is how much of a log a failed test prints.
+	// logTailLines is the number of lines of a log that a failed test prints.
 	logTailLines = 30
 )
 
@@ -41,7 +41,7 @@ type Command struct {
 	Dir  string   // working directory; default is the directory of the process, see [Process.Dir]
 }
 
-// Process is a program run by a test: its process group, its log and, after [Process.Restart], its later runs.
+// Process is a program that a test runs, with its process group and its log. [Process.Restart] runs the program again.
 // Methods are safe for concurrent use.
 type Process struct {
 	t       testing.TB
@@ -93,7 +93,8 @@ func startProcess(t testing.TB, c Command) (*Process, error) {
 	return p, nil
 }
 
-// newDir makes a directory for the files of one process. It is not t.TempDir, which is removed when the test fails.
+// newDir makes a directory for the files of one process. It doesn't use t.TempDir, because that is removed even when
+// the test fails.
 func newDir(t testing.TB, name string) string {
 	t.Helper()
 	safe := func(r rune) rune {
@@ -145,7 +146,7 @@ func (p *Process) current() *run {
 // Pid returns the process id of the latest run.
 func (p *Process) Pid() int { return p.current().cmd.Process.Pid }
 
-// Dir returns the directory of the process: its log and, for servers, its data.
+// Dir returns the directory of the process. It has the log and, for a server, the data.
 func (p *Process) Dir() string { return p.dir }
 
 // Exited returns a channel that is closed when the latest run has ended.
@@ -161,8 +162,8 @@ func (p *Process) Running() bool {
 	}
 }
 
-// Wait waits until the latest run has ended and returns its exit code, -1 if a signal ended it. The error is that of
-// ctx.
+// Wait waits until the latest run has ended. It returns the exit code, or -1 if a signal ended the run. It fails only
+// if ctx ends first.
 func (p *Process) Wait(ctx context.Context) (int, error) {
 	r := p.current()
 	select {
@@ -173,7 +174,7 @@ func (p *Process) Wait(ctx context.Context) (int, error) {
 	}
 }
 
-// Signal sends sig to the process and its children. To a process that has ended it does nothing.
+// Signal sends sig to the process and its children. It does nothing if the process has ended.
 func (p *Process) Signal(sig syscall.Signal) {
 	p.t.Helper()
 	if err := p.signal(p.current(), sig); err != nil {
@@ -181,7 +182,8 @@ func (p *Process) Signal(sig syscall.Signal) {
 	}
 }
 
-// signal sends sig to the group of r, unless r is reaped: then the number may belong to another process group.
+// signal sends sig to the process group of r. It does nothing if r is reaped, because another process group may have
+// the number by then.
 func (p *Process) signal(r *run, sig syscall.Signal) error {
 	select {
 	case <-r.exited:
@@ -195,7 +197,7 @@ func (p *Process) signal(r *run, sig syscall.Signal) error {
 	return err
 }
 
-// Kill ends the process with SIGKILL, paused or not, and waits until it has ended.
+// Kill ends the process with SIGKILL, whether it is paused or not, and waits until it has ended.
 func (p *Process) Kill() {
 	p.t.Helper()
 	r := p.current()
@@ -206,8 +208,8 @@ func (p *Process) Kill() {
 	<-r.exited
 }
 
-// Stop ends the process with SIGTERM, after resuming it if it is paused, and waits until it has ended. A process that
-// ignores the signal for ten seconds is killed and fails the test.
+// Stop sends SIGTERM to the process, resumes it if it is paused, and waits until it has ended. If the process has not
+// ended after 30 seconds, Stop kills it and fails the test.
 func (p *Process) Stop() {
 	p.t.Helper()
 	p.Signal(syscall.SIGTERM)
@@ -220,8 +222,8 @@ func (p *Process) Stop() {
 	}
 }
 
-// Pause freezes the process with SIGSTOP. When it returns, the process has stopped: it keeps its connections and
-// accepts new ones (the kernel does) but answers nothing until [Process.Resume].
+// Pause freezes the process with SIGSTOP until [Process.Resume]. When Pause returns, the process has stopped. Its
+// connections stay open, and the kernel accepts new ones, but the process doesn't answer.
 func (p *Process) Pause() {
 	p.t.Helper()
 	p.Signal(syscall.SIGSTOP)
@@ -236,8 +238,8 @@ func (p *Process) Resume() {
 	p.Signal(syscall.SIGCONT)
 }
 
-// Restart starts the program again, with the same arguments and files, after stopping it if it is running. The log
-// goes on in the same file.
+// Restart stops the program if it is running, and starts it again with the same arguments and files. The log goes on in
+// the same file.
 func (p *Process) Restart() {
 	p.t.Helper()
 	p.Stop()
@@ -255,8 +257,8 @@ func (p *Process) Log() string {
 	return string(b)
 }
 
-// WaitLog waits until the log has a match of re and returns it with its submatches. It fails when ctx ends or when
-// the process ends without writing a match.
+// WaitLog waits until the log has a match of re, and returns the match with its submatches. It fails when ctx ends, or
+// when the process ends without a match.
 func (p *Process) WaitLog(ctx context.Context, re *regexp.Regexp) ([]string, error) {
 	var match []string
 	err := p.await(ctx, func(context.Context) error {
@@ -269,8 +271,8 @@ func (p *Process) WaitLog(ctx context.Context, re *regexp.Regexp) ([]string, err
 	return match, err
 }
 
-// await polls ready until it answers nil. It fails when ctx ends, with the last answer, and when the process ends,
-// with errPortTaken if that was why.
+// await polls ready until it returns nil. It fails when ctx ends, with the last error of ready. It also fails when the
+// process ends: with errPortTaken if the process ended because another program has its port.
 func (p *Process) await(ctx context.Context, ready func(context.Context) error) error {
 	exited := p.Exited()
 	for {
@@ -327,7 +329,7 @@ func (p *Process) cleanUp() {
 	p.t.Logf("testenv: files of %s are kept in %s; its log ends:\n%s", p.command.Name, p.dir, p.logTail())
 }
 
-// pollUntil calls done until it answers nil, at most for readyTimeout, and returns its last error.
+// pollUntil calls done until it returns nil, but at most for readyTimeout. It returns the last error of done.
 func pollUntil(done func(context.Context) error) error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()

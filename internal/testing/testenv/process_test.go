@@ -61,7 +61,7 @@ func TestProcessWaitLogFailsWhenTheProcessEnds(t *testing.T) {
 
 func TestKillReachesChildrenOfTheProcess(t *testing.T) {
 	t.Parallel()
-	// The child keeps the write end of the pipe open; reading ends when the child has ended.
+	// The child has the write end of the pipe open. So a read from the pipe ends when the child has ended.
 	dir := t.TempDir()
 	fifo := filepath.Join(dir, "alive")
 	require.NoError(t, syscall.Mkfifo(fifo, 0o600))
@@ -83,9 +83,9 @@ func TestPausedProcessIsStoppedWhenPauseReturns(t *testing.T) {
 	_, err := p.WaitLog(t.Context(), regexp.MustCompile("tick"))
 	require.NoError(t, err)
 	p.Pause()
-	p.Pause() // pausing twice is pausing
+	p.Pause() // a second Pause is harmless
 	before := len(p.Log())
-	time.Sleep(20 * time.Millisecond) // nothing to wait for: the assertion is that nothing happens
+	time.Sleep(20 * time.Millisecond) // the process must not write anything in this time
 	require.Equal(t, before, len(p.Log()))
 	p.Resume()
 	require.Eventually(t, func() bool { return len(p.Log()) > before }, 20*time.Second, time.Millisecond)
@@ -152,7 +152,7 @@ func TestServerEndsWhenTheTestBinaryIsKilled(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 
-	p.Kill() // reaches the test binary, not the group of the server it started
+	p.Kill() // kills the test binary, but not the server: that is in another process group
 	require.NoError(t, conn.SetReadDeadline(time.Now().Add(20*time.Second)))
 	_, err = conn.Read(make([]byte, 1))
 	require.Error(t, err)

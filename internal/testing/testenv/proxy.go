@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
-// Proxy starts a proxy in front of the server at target, a host and port, and closes it when the test ends. Its port
-// stays its own while it is cut. seed is that of [faultproxy.Options].
+// Proxy starts a proxy in front of the server at target, a host and port, and closes it when the test ends. The proxy's
+// port stays reserved while the proxy is cut. seed is the Seed of [faultproxy.Options].
 func Proxy(t testing.TB, target string, seed uint64) *faultproxy.Proxy {
 	t.Helper()
 	var p *faultproxy.Proxy
@@ -26,8 +26,8 @@ func Proxy(t testing.TB, target string, seed uint64) *faultproxy.Proxy {
 	return p
 }
 
-// frontOf starts the proxy of a server on a port, and returns it with the port that clients get. Without [WithProxies]
-// there is none, and the port is the server's own.
+// frontOf starts a proxy in front of the server on a port. It returns the proxy and the port that clients must use.
+// Without [WithProxies] it starts none, and returns the server's own port.
 func frontOf(t testing.TB, o options, port int) (p *faultproxy.Proxy, announced string) {
 	t.Helper()
 	if !o.proxies {

@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
-// RedisServer is one redis-server process. Its methods are those of [Process] and safe for concurrent use.
+// RedisServer is one redis-server process. It also has the methods of [Process]. All are safe for concurrent use.
 type RedisServer struct {
 	*Process
 	port    int
@@ -55,8 +55,8 @@ func RedisProgram(t testing.TB) string {
 		"brew install redis), or set REDIS_SERVER to the path of a redis-server or valkey-server")
 }
 
-// startRedis starts a server on the port and waits until it answers. The arguments in extra come before those of the
-// test's options.
+// startRedis starts a server on the port and waits until it answers. The arguments in extra come before those in
+// o.args.
 func startRedis(t testing.TB, name string, port int, o options, extra ...string) (*RedisServer, error) {
 	t.Helper()
 	number := strconv.Itoa(port)
@@ -92,7 +92,7 @@ func startRedis(t testing.TB, name string, port int, o options, extra ...string)
 // Addr returns the server's host and port.
 func (s *RedisServer) Addr() string { return loopback(s.port) }
 
-// Proxy returns the proxy in front of the server, nil unless it was started [WithProxies].
+// Proxy returns the proxy in front of the server. It is nil if the server was not started [WithProxies].
 func (s *RedisServer) Proxy() *faultproxy.Proxy { return s.proxy }
 
 // announced returns the address that clients of a Sentinel or Cluster get.
@@ -105,7 +105,7 @@ func (s *RedisServer) announced() string {
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// pastProxies dials the servers themselves where a client has the addresses of their proxies.
+// pastProxies returns a dialer that connects to a server itself when a client dials the server's proxy.
 func pastProxies(servers func() []*RedisServer) dialer {
 	return func(ctx context.Context, network, addr string) (net.Conn, error) {
 		for _, s := range servers() {
@@ -117,7 +117,7 @@ func pastProxies(servers func() []*RedisServer) dialer {
 	}
 }
 
-// Port returns the port the server listens on, for TLS if it was started [WithTLS].
+// Port returns the port that the server listens on. It accepts only TLS there if it was started [WithTLS].
 func (s *RedisServer) Port() int { return s.port }
 
 // URL returns the address in the form that redis.ParseURL reads, with the password if there is one.
@@ -140,7 +140,7 @@ func (s *RedisServer) DataDir() string {
 	return s.Dir()
 }
 
-// ClientOptions returns options for a client that reaches the server, tries every call once and honours the deadline
+// ClientOptions returns options for a client of the server. The client tries every call once, and honours the deadline
 // of a call's context.
 func (s *RedisServer) ClientOptions() *redis.Options {
 	o := &redis.Options{
@@ -163,8 +163,8 @@ func (s *RedisServer) Client() *redis.Client {
 	return c
 }
 
-// Restart starts the server again on the same port and data directory, after stopping it if it is running, and waits
-// until it answers. Data survives [WithAppendOnly] only.
+// Restart stops the server if it is running, starts it again on the same port and data directory, and waits until it
+// answers. The data is lost unless the server was started [WithAppendOnly].
 func (s *RedisServer) Restart() {
 	s.t.Helper()
 	s.Process.Restart()
@@ -176,7 +176,7 @@ func (s *RedisServer) Restart() {
 func (s *RedisServer) waitReady() error {
 	ctx, cancel := context.WithTimeout(context.Background(), readyTimeout)
 	defer cancel()
-	if err := s.awaitListening(ctx, s.Addr()); err != nil { // spares the test the client's log of failed dials
+	if err := s.awaitListening(ctx, s.Addr()); err != nil { // otherwise the client would log failed dials
 		return err
 	}
 	c := redis.NewClient(s.ClientOptions())

@@ -18,10 +18,12 @@ import (
 // SentinelMaster is the name under which the sentinel knows the master.
 const SentinelMaster = "mymaster"
 
-// RedisSentinel is a master with one replica and one sentinel that fails over by itself. There is one sentinel, with
-// quorum 1, because the vote among sentinels is not tested here. A single sentinel decides alone, and holds no
-// elections that may split. It fails over only between [RedisSentinel.KillMaster] or [RedisSentinel.FreezeMaster] and
-// [RedisSentinel.WaitMaster]: on a busy machine a master may be silent for a second at any time.
+// RedisSentinel is a master with one replica and one sentinel. There is only one sentinel, with quorum 1, because the
+// vote among sentinels is not tested here. A single sentinel decides alone, so there is no vote that could be split.
+//
+// The sentinel may promote the replica only between a call of [RedisSentinel.KillMaster] or
+// [RedisSentinel.FreezeMaster] and the end of [RedisSentinel.WaitMaster]. Otherwise it could promote the replica
+// whenever a busy machine makes the master silent for some seconds.
 type RedisSentinel struct {
 	t        testing.TB
 	servers  [2]*RedisServer
@@ -30,8 +32,8 @@ type RedisSentinel struct {
 	master   atomic.Pointer[RedisServer] // last known
 }
 
-// Sentinel starts the servers and waits until the sentinel could fail over. Options go to master and replica; [WithTLS]
-// and [WithDataDir] are not supported.
+// Sentinel starts the servers and waits until the sentinel could promote the replica. Master and replica get the
+// options. [WithTLS] and [WithDataDir] are not supported.
 func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	t.Helper()
 	o := newOptions(opts)
@@ -56,8 +58,8 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	s.servers[1] = start("replica", o, "--repl-diskless-sync-delay", "0", "--repl-ping-replica-period", "1",
 		"--replicaof", strings.Replace(s.servers[0].announced(), ":", " ", 1))
 	s.master.Store(s.servers[0])
-	// The replica is in sync before the sentinel's first check, since a sentinel asks a replica for its state only every
-	// ten seconds.
+	// Wait until the replica is in sync before the sentinel is started. Otherwise the sentinel's first check could come
+	// too early, and the next one is ten seconds later.
 	replica := s.servers[1].Client()
 	s.must("replica in sync", func(ctx context.Context) error {
 		link, err := s.servers[1].info(ctx, replica, "replication", "master_link_status")
@@ -80,8 +82,8 @@ func Sentinel(t testing.TB, opts ...Option) *RedisSentinel {
 	return s
 }
 
-// startSentinel starts a redis-server in sentinel mode. That server rewrites its configuration file, so it gets a file
-// of its own.
+// startSentinel starts a redis-server in sentinel mode. A sentinel rewrites its configuration file, so startSentinel
+// makes a file for it.
 func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 	s.t.Helper()
 	var sentinel *RedisServer
@@ -110,7 +112,7 @@ func (s *RedisSentinel) startSentinel(password string) *RedisServer {
 	return sentinel
 }
 
-// must waits until done answers nil, or ends the test.
+// must waits until done returns nil. It ends the test if that takes too long.
 func (s *RedisSentinel) must(what string, done func(context.Context) error) {
 	s.t.Helper()
 	if err := pollUntil(done); err != nil {
@@ -147,7 +149,8 @@ func (s *RedisSentinel) client(dial dialer) *redis.Client {
 	return c
 }
 
-// Master returns the server that the sentinel names as master, or the one it named last if it does not answer.
+// Master returns the server that the sentinel names as the master. If the sentinel doesn't answer, Master returns the
+// server that it named last.
 func (s *RedisSentinel) Master() *RedisServer {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -171,10 +174,11 @@ func (s *RedisSentinel) Replica() *RedisServer {
 }
 
 const (
-	// never is the time after which the sentinel replaces a silent master while no failover is wanted.
+	// never is how long the master may be silent while no failover is wanted.
 	never = time.Hour
-	// downAfter is that time while a failover is wanted. A sentinel promotes no replica that lost its master more than
-	// ten times downAfter ago. That must be longer than 30 s, for which a sentinel does nothing after it was starved.
+	// downAfter is how long the master may be silent while a failover is wanted. A sentinel doesn't promote a replica that
+	// lost its master more than ten times downAfter ago. Ten times downAfter must be longer than 30 s: for that time a
+	// sentinel does nothing after it got no processor time.
 	downAfter = 4 * time.Second
 )
 
@@ -196,8 +200,8 @@ func (s *RedisSentinel) KillMaster() *RedisServer {
 	return m
 }
 
-// FreezeMaster stops the master without ending it, and returns it. The sentinel promotes the replica as after
-// [RedisSentinel.KillMaster]. When the former master is resumed, it becomes the replica.
+// FreezeMaster pauses the master and returns it. The sentinel promotes the replica as after [RedisSentinel.KillMaster].
+// When the former master is resumed, it becomes the replica.
 func (s *RedisSentinel) FreezeMaster() *RedisServer {
 	s.t.Helper()
 	m := s.Master()
@@ -206,8 +210,8 @@ func (s *RedisSentinel) FreezeMaster() *RedisServer {
 	return m
 }
 
-// WaitMaster waits until the sentinel names server as the master and it has taken the role. From then on the sentinel
-// leaves it in its role.
+// WaitMaster waits until the sentinel names server as the master and server says so too. From then on the sentinel
+// doesn't replace it.
 func (s *RedisSentinel) WaitMaster(ctx context.Context, server *RedisServer) error {
 	c := redis.NewClient(server.ClientOptions())
 	defer func() { _ = c.Close() }()

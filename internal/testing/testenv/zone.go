@@ -13,15 +13,15 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Zones are the time zones of Go's own data by name. They are the same on every machine, and are those of a program in
-// an empty container. time.LoadLocation prefers the data of the machine. These may list the changes of decades that Go
-// computes by a rule.
+// Zones returns the time zones of Go's own data by name. They are the same on every machine. A program in an empty
+// container uses them too. But time.LoadLocation prefers the machine's data, which may list changes for decades that
+// Go's data describes by a rule.
 func Zones(t testing.TB) map[string]*time.Location {
 	t.Helper()
 	return zones(t, func(string) bool { return true })
 }
 
-// Zone is one of [Zones].
+// Zone returns the one of [Zones] that has a name.
 func Zone(t testing.TB, name string) *time.Location {
 	t.Helper()
 	zone := zones(t, func(n string) bool { return n == name })[name]
@@ -29,7 +29,8 @@ func Zone(t testing.TB, name string) *time.Location {
 	return zone
 }
 
-// goRoot returns the directory of Go. A program that was compiled with -trimpath doesn't know it.
+// goRoot returns the directory of Go. It asks the go command, because a program that was compiled with -trimpath
+// doesn't know the directory.
 var goRoot = sync.OnceValues(func() (string, error) {
 	out, err := exec.Command("go", "env", "GOROOT").Output()
 	return strings.TrimSpace(string(out)), err
