@@ -23,22 +23,22 @@ import (
 var kills = flag.Int("kills", 2,
 	"times that TestFailover ends the active replica in each mode; from 100 on the figures are held against their targets")
 
-// figures is how many losses it takes to hold their gaps against a quantile.
+// figures is the smallest number of losses for which the quantiles of the gaps are compared with their targets.
 const figures = 100
 
-// mode is a way to lose the active replica.
+// mode is a way in which the active replica is lost.
 type mode struct {
 	name     string
 	etcd     bool
 	outage   bool // etcd is paused all the time
 	graceful bool
-	systems  int // side by side, each with its share of the kills
+	systems  int // number of systems that run at the same time, each with its part of the kills
 	distance time.Duration
-	p50, p99 time.Duration
+	p50, p99 time.Duration // targets; no target if 0
 }
 
-// TestFailover measures the time between the last refill before the active replica ends and the first one after, by
-// Redis' own clock: three replicas, a refill interval of 100 ms, a lease of 5 s.
+// TestFailover ends the active replica, and measures the gap between the last refill before that and the first refill
+// after that on the clock of Redis. There are three replicas, the refill interval is 100 ms, and the lease is 5 s.
 func TestFailover(t *testing.T) {
 	const ms = time.Millisecond
 	for _, m := range []mode{
@@ -82,8 +82,8 @@ func TestFailover(t *testing.T) {
 	}
 }
 
-// failover ends the active replica n times and returns the gaps and how many tokens fell due in them but were never
-// credited.
+// failover ends the active replica n times. It returns the gaps, and the number of tokens that fell due in the gaps but
+// were never credited.
 func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 	t.Helper()
 	dir := t.TempDir()
@@ -97,7 +97,7 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 		for _, member := range s.Etcd.Members() {
 			member.Pause()
 		}
-		letRun(t.Context(), 6*time.Second) // until the last lease has lost its trust
+		letRun(t.Context(), 6*time.Second) // longer than the lease: no replica trusts it any more
 	}
 	type loss struct {
 		at     int64
@@ -144,8 +144,8 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 		after[i] = true
 		o := writes[i].Outcome
 		gaps = append(gaps, time.Duration(o.Elapsed)*time.Microsecond)
-		// These tokens fell due since the refill before. The refill of a killed replica may be in no file; then the next one
-		// says since when it credited.
+		// due is the time since the refill before this one. A killed replica may not have written its last refill to its
+		// file. Then due is the time that this refill credited.
 		due := o.Elapsed
 		if i > 0 && writes[i-1].Outcome.Version.Index+1 == o.Version.Index {
 			due = o.Now - writes[i-1].Outcome.Now
@@ -163,7 +163,7 @@ func failover(t *testing.T, m mode, n int) (gaps []time.Duration, lost int64) {
 	return gaps, lost
 }
 
-// active waits until it is settled who refills, and returns that replica. In elected mode it is the leader.
+// active waits until one replica refills, and returns it. In elected mode it is the leader.
 func active(t *testing.T, s *system.System, m mode) *system.Replica {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -181,7 +181,7 @@ func active(t *testing.T, s *system.System, m mode) *system.Replica {
 			clientv3.WithSort(clientv3.SortByCreateRevision, clientv3.SortAscend), clientv3.WithLimit(1))
 		if err == nil && len(reply.Kvs) == 1 && strings.Contains(string(reply.Kvs[0].Value), r.Name) &&
 			strings.Contains(r.Log(), `"epoch":`+fmt.Sprint(reply.Kvs[0].CreateRevision)) {
-			letRun(ctx, 300*time.Millisecond) // the standbys detect it
+			letRun(ctx, 300*time.Millisecond) // until the standbys know that the leader refills
 			return r
 		}
 		letRun(ctx, 50*time.Millisecond)

@@ -16,15 +16,15 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-// TestMasterFailover measures how long takes fail when the master of a Cluster is killed or frozen: from then on, and
-// from the promotion of its replica on, until they work again. Every figure is of takes through the SDK.
+// TestMasterFailover measures how long takes through the SDK fail when the master of a Cluster is killed or frozen. It
+// measures the time until takes work again twice: from the loss of the master, and from the promotion of its replica.
 func TestMasterFailover(t *testing.T) {
 	t.Parallel()
 	for _, m := range []struct {
 		name     string
 		stop     func(*testenv.RedisServer)
 		distance time.Duration
-		within   time.Duration // of the promotion
+		within   time.Duration // takes must work again so soon after the promotion
 	}{
 		{"killed", func(s *testenv.RedisServer) { s.Kill() }, 0, 2 * time.Second},
 		{"frozen", func(s *testenv.RedisServer) { s.Pause() }, 0, 4 * time.Second},
@@ -43,7 +43,7 @@ func TestMasterFailover(t *testing.T) {
 			require.NoError(t, err)
 			defer func() { require.NoError(t, c.Close(context.WithoutCancel(t.Context()))) }()
 			require.NoError(t, c.Ready(t.Context()))
-			for range (*kills + 9) / 10 { // each takes some ten seconds
+			for range (*kills + 9) / 10 { // fewer than in TestFailover, because each takes some ten seconds
 				outage, since := loseMaster(t, s, c, m.stop)
 				outages, after = append(outages, outage), append(after, since)
 			}
@@ -57,8 +57,8 @@ func TestMasterFailover(t *testing.T) {
 	}
 }
 
-// loseMaster stops the bucket's master, and returns how long takes failed since, and since the promotion. Then the
-// former master is its successor's replica.
+// loseMaster stops the master of the bucket. outage is the time from then until takes work again, and since is the time
+// from the promotion of the replica. When loseMaster returns, the former master is the replica of the new one.
 func loseMaster(t *testing.T, s *system.System, c *fetch.Client, stop func(*testenv.RedisServer)) (outage,
 	since time.Duration) {
 	t.Helper()

@@ -28,16 +28,16 @@ func root(t testing.TB) string {
 	return dir
 }
 
-// refillWith changes the refill script, which then handles every bucket by its complete rules. Each mechanism occurs
-// once in these.
+// refillWith returns a change of the refill script. It also disables the script's shorter path for the usual case: the
+// complete rules then handle every bucket, and they have each mechanism once.
 func refillWith(before, after string) mutate.Script {
 	return mutate.Script{Name: "refill", Edits: []mutate.Edit{
 		{Old: "local at = st == ARGV[i] and p", New: "local at = false and p"}, {Old: before, New: after},
 	}}
 }
 
-// TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. The same runs without the
-// change keep every promise: those of TestFixedSchedules and of TestIntactScriptsPass.
+// TestTheVerifierCatchesEachMissingMechanism runs systems whose scripts lack one mechanism. TestFixedSchedules and
+// TestIntactScriptsPass show that similar runs without the change keep every promise.
 func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct {
@@ -46,7 +46,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 		faults []string
 		spec   system.Spec
 		beside func(ctx context.Context, t *testing.T, s *system.System)
-		caught []string // checks of which one at least must fail
+		caught []string // at least one of these checks must fail
 	}{
 		{"index check", refillWith("local stale = seen_era < s.era or seen_index < s.index", "local stale = false"),
 			[]string{"replica-pause"}, system.Spec{}, nil, []string{verify.Index}},
@@ -84,11 +84,12 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 	}
 }
 
-// divided has a bucket whose flows ask for several times what there is, however busy the machine.
+// divided has a bucket whose flows ask for several times its tokens, even on a busy machine.
 var divided = system.Spec{Callers: 3, Buckets: append(schedule.Pick("plain"),
 	system.Bucket{Key: "divided", Lines: []string{"capacity: 100, rate: 200/s, flows: {}"}})}
 
-// TestIntactScriptsPass is the other half of the controls that no fixed schedule resembles.
+// TestIntactScriptsPass makes two runs of TestTheVerifierCatchesEachMissingMechanism without a change of the scripts,
+// and requires that they have no violations. No fixed schedule resembles these two.
 func TestIntactScriptsPass(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -106,7 +107,8 @@ func TestIntactScriptsPass(t *testing.T) {
 	}
 }
 
-// control runs three replicas for some seconds, with something beside the traffic.
+// control runs at least three replicas with traffic for some seconds. It runs the named faults or, if beside is set,
+// calls that instead.
 func control(t *testing.T, dir string, spec system.Spec, beside func(context.Context, *testing.T, *system.System),
 	names ...string) {
 	t.Helper()
@@ -164,8 +166,8 @@ func TestTheVerifierCatchesWhatTheLoopLacks(t *testing.T) {
 	}
 }
 
-// expect requires that at least one of the checks fails. It tries several runs: a system that lacks a mechanism may be
-// lucky for seconds, and a busy machine may leave too little to judge by.
+// expect requires that at least one of the checks in caught fails. It tries several runs, because a system that lacks a
+// mechanism may keep all promises by chance, and a run on a busy machine may be too short to judge.
 func expect(t *testing.T, caught []string, spec system.Spec,
 	beside func(context.Context, *testing.T, *system.System), faults ...string) {
 	t.Helper()
@@ -198,23 +200,23 @@ func step(ctx context.Context, t *testing.T, s *system.System, d time.Duration) 
 	letRun(ctx, 3*time.Second)
 }
 
-// rollBack has Redis forget a second, all buckets at the same moment, as a fail-over to a lagging replica does, only
-// that every replica notices at once.
+// rollBack makes Redis forget the last second of all buckets at the same moment. A fail-over to a lagging replica does
+// the same, but here all replicas meet the older state at the same time.
 func rollBack(ctx context.Context, t *testing.T, s *system.System) {
 	t.Helper()
 	rdb := s.Direct
 	f := record.Fault{Name: "rollback", Start: time.Now().UnixNano(), Effect: record.Rollback}
-	old, left := map[string]string{}, map[string]time.Duration{} // a server that is rolled back has the expiries, too
+	old, left := map[string]string{}, map[string]time.Duration{} // values and remaining lifetimes
 	for _, b := range s.Record() {
 		for _, key := range []string{lua.TokensKey(b.Key), lua.IndexKey(b.Key), lua.ControlKey(b.Key)} {
 			dump, err := rdb.Dump(ctx, key).Result()
 			if errors.Is(err, redis.Nil) {
-				continue // one that isn't there yet, or lazy
+				continue // a template's bucket that doesn't exist yet
 			}
 			require.NoError(t, err)
 			ttl, err := rdb.PTTL(ctx, key).Result()
 			require.NoError(t, err)
-			old[key], left[key] = dump, max(0, ttl) // below 0 for none
+			old[key], left[key] = dump, max(0, ttl) // a negative ttl means that the key has no expiry
 		}
 	}
 	letRun(ctx, time.Second)
@@ -237,8 +239,8 @@ func letRun(ctx context.Context, d time.Duration) {
 	}
 }
 
-// TestTheElectionsRefereeCatchesEachMissingMechanism runs the election's own simulation, which judges every term, on an
-// election that lacks one mechanism. With it, these are tests of package election.
+// TestTheElectionsRefereeCatchesEachMissingMechanism runs tests of package election on an election that lacks one
+// mechanism. The tests must fail.
 func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 	t.Parallel()
 	for _, tc := range []struct{ name, file, before, after, test string }{

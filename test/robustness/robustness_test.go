@@ -34,7 +34,7 @@ var (
 	history = flag.String("history", "", "directory of a kept record for TestVerify to judge again")
 )
 
-// parallel is how many tests run at once unless -parallel says otherwise: they wait most of the time.
+// parallel is the number of tests that run at the same time if -parallel isn't given. The tests wait most of the time.
 const parallel = 8
 
 func TestMain(m *testing.M) {
@@ -42,13 +42,14 @@ func TestMain(m *testing.M) {
 	chosen := false
 	flag.Visit(func(f *flag.Flag) { chosen = chosen || f.Name == "test.parallel" })
 	if !chosen {
-		_ = flag.Set("test.parallel", strconv.Itoa(parallel)) // the flag is there and takes a number
+		_ = flag.Set("test.parallel", strconv.Itoa(parallel)) // the flag exists and accepts a number
 	}
 	redisconn.SetLogger(hclog.NewNullLogger()) // connections fail here all the time
 	os.Exit(m.Run())
 }
 
-// recordDir is where a run leaves its record. That of a failed run stays.
+// recordDir returns the directory for the record of a run. The directory is removed if the test passes, unless -keep is
+// given.
 func recordDir(t *testing.T, name string) string {
 	t.Helper()
 	if *keep != "" {
@@ -76,7 +77,7 @@ func judge(t *testing.T, dir string, into *report.Report) {
 	t.Helper()
 	run, err := record.Load(dir)
 	require.NoError(t, err)
-	judging.Lock() // the search for an order takes every processor it gets
+	judging.Lock() // the search for an order of the calls uses all processors
 	result, err := verify.Dir(dir)
 	judging.Unlock()
 	require.NoError(t, err)
@@ -91,7 +92,7 @@ func judge(t *testing.T, dir string, into *report.Report) {
 	into.Add(run.Meta, result)
 }
 
-// TestFixedSchedules runs every fault once.
+// TestFixedSchedules runs fixed plans, which together have nearly every kind of fault.
 func TestFixedSchedules(t *testing.T) {
 	t.Parallel()
 	var all report.Report
@@ -166,7 +167,7 @@ func TestFixedSchedules(t *testing.T) {
 	t.Logf("\n%s", &all)
 }
 
-// fixedSeeds are of the schedules that always run.
+// fixedSeeds are the seeds of the schedules that TestSchedules runs without -n.
 var fixedSeeds = []uint64{1, 2}
 
 // TestSchedules runs random schedules: -args -n N -seed S.
@@ -177,7 +178,7 @@ func TestSchedules(t *testing.T) {
 	if *number > 0 {
 		first := *seed
 		if first == 0 {
-			first = rand.Uint64N(1<<40) / deck.Size * deck.Size // a deck begins
+			first = rand.Uint64N(1<<40) / deck.Size * deck.Size // the first seed of a deck
 		}
 		fills = deck.Fills(first, *number)
 		t.Logf("%d schedules from seed %d; one of them again: make robustness N=1 SEED=…", *number, first)
@@ -211,7 +212,8 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestVerify judges a kept record again: -args -history DIR. Without one it makes a record and judges it twice.
+// TestVerify judges a kept record again: -args -history DIR. Without -history it makes a record and judges that. In
+// both cases two further verdicts on the record must be equal.
 func TestVerify(t *testing.T) {
 	t.Parallel()
 	dir := *history

@@ -86,8 +86,8 @@ func ExitCodes(
 	}
 }
 
-// WrongInput runs each list of arguments, all of which are wrong usage, and checks the error message. The message must
-// have the text that wrong has for the list, and no text of an error of Go's libraries.
+// WrongInput runs each list of arguments in wrong, which must be wrong usage, and checks the error message. The message
+// must have the text that wrong has for the list, and no text of an error of Go's libraries.
 func WrongInput(t *testing.T, wrong map[string]string, run func(args []string) (int, string)) {
 	t.Helper()
 	for line, says := range wrong {

@@ -294,7 +294,7 @@ func (b *Bucket) findDue() {
 	}
 }
 
-// giveBack returns n tokens that were taken in an era. It returns none of them if that era is over.
+// giveBack returns n tokens that were taken during an era. It returns none of them if that era is over.
 func (b *Bucket) giveBack(n, era int64) (returned, clamped, void int64) {
 	if era != b.Control.Era {
 		return 0, 0, n

@@ -1,7 +1,7 @@
 // Package deck has the deployments from which random schedules draw. They are a deck of cards, each with a value for
-// every dimension. Within a deck, every pair of values of two dimensions that is possible occurs on a card. So
-// schedules for all cards of a deck try all pairs. Independent draws would leave some of them out. The package plans no
-// faults: see package schedule.
+// every dimension. Within a deck, every possible pair of values of two dimensions occurs on a card. So schedules for
+// all cards of a deck try all pairs. Independent draws would leave out some pairs. The package doesn't plan the faults:
+// see package schedule.
 package deck
 
 import (
@@ -12,35 +12,35 @@ import (
 	"sync"
 )
 
-// Dimension is something in which deployments differ.
+// Dimension is a property in which deployments differ.
 type Dimension struct {
 	Name   string
 	Values []string
 }
 
-// The dimensions, by their places on a card.
+// The dimensions. Each constant is the index of the dimension on a card.
 const (
-	Redis     = iota // the servers, and what strikes them
-	Distance         // of replicas and consumers from Redis: a round trip
-	Replicas         // how many
-	Election         // which of them refills
+	Redis     = iota // the kind of servers, and the fault that strikes them
+	Distance         // the round-trip time from replicas and consumers to Redis
+	Replicas         // the number of replicas
+	Election         // how the replica that refills is chosen
 	Files            // the replicas' versions of the configuration
 	Consumers        // how tokens are taken
 )
 
-// Values of the dimensions that others need by name.
+// Values of the dimensions that other packages need by name.
 const (
 	Race    = "race"
 	Elected = "elected"
 
 	Equal  = "equal"  // all replicas have the same file
-	Older  = "older"  // the first replica, which leads if one does, has an older file than the others
-	Newer  = "newer"  // while all run, a replica reads a later file with other policies
-	Raised = "raised" // while all run, a replica reads the same file with a higher version
+	Older  = "older"  // the first replica has an older file than the others; if there is an election, it leads
+	Newer  = "newer"  // while all replicas run, one reads a later file with other policies
+	Raised = "raised" // while all replicas run, one reads the same file with a higher version
 
 	SDK     = "sdk"     // by the SDK and its scripts
 	Sidecar = "sidecar" // through one pool of connections to the sidecar
-	Plain   = "plain"   // by DECR and INCR of programs that know nothing of us, beside the SDK
+	Plain   = "plain"   // by the SDK, and by DECR and INCR of programs that don't use this project
 )
 
 // Dimensions are all dimensions.
@@ -54,12 +54,12 @@ var Dimensions = []Dimension{
 	Consumers: {"consumers", []string{SDK, Sidecar, Plain}},
 }
 
-// Card is a deployment: a value of each dimension.
+// Card is a deployment. It has a value for each dimension.
 type Card []string
 
 func (c Card) String() string { return strings.Join(c, ", ") }
 
-// Cell is a pair of values of different dimensions, the first of the dimension that comes first.
+// Cell is a pair of values of different dimensions, in the order of the dimensions.
 type Cell struct{ A, B Value }
 
 // Value is a value of a dimension.
@@ -72,12 +72,13 @@ func (v Value) String() string { return Dimensions[v.Dimension].Name + " " + v.V
 
 func (c Cell) String() string { return fmt.Sprintf("%s with %s", c.A, c.B) }
 
-// possible reports whether the values of a cell can meet: a single replica's file is older than no other.
+// possible reports whether the two values of a cell can occur together. A single replica can't have an older file than
+// the others.
 func (c Cell) possible() bool {
 	return c != Cell{Value{Replicas, "1"}, Value{Files, Older}}
 }
 
-// Cells are those of a card.
+// Cells returns the cells of a card.
 func (c Card) Cells() (cells []Cell) {
 	for i := range c {
 		for j := i + 1; j < len(c); j++ {
@@ -87,12 +88,12 @@ func (c Card) Cells() (cells []Cell) {
 	return cells
 }
 
-// possible reports whether its values can meet.
+// possible reports whether all values of the card can occur together.
 func (c Card) possible() bool {
 	return !slices.ContainsFunc(c.Cells(), func(cell Cell) bool { return !cell.possible() })
 }
 
-// Cells are all cells that are possible.
+// Cells has all possible cells.
 var Cells = func() (cells []Cell) {
 	for i, a := range Dimensions {
 		for j := i + 1; j < len(Dimensions); j++ {
@@ -108,13 +109,13 @@ var Cells = func() (cells []Cell) {
 	return cells
 }()
 
-// Size is how many cards a deck has.
+// Size is the number of cards of a deck.
 const Size = 48
 
-// Of returns the card of a seed. Each Size seeds from a multiple of Size on are a deck.
+// Of returns the card of a seed. The Size seeds from a multiple of Size on have the cards of one deck.
 func Of(seed uint64) Card { return deal(seed / Size)[seed%Size] }
 
-// Fills reports whether n seeds from the first one on have a whole deck among them.
+// Fills reports whether the n seeds from first on include all seeds of a deck.
 func Fills(first uint64, n int) bool {
 	skipped := (Size - first%Size) % Size
 	return uint64(n) >= skipped+Size
@@ -122,7 +123,7 @@ func Fills(first uint64, n int) bool {
 
 var dealt sync.Map // decks by their numbers
 
-// deal returns the deck of a number. Each time that Size cards don't have all cells it tries again.
+// deal returns the deck with a number. It draws decks until one has all cells.
 func deal(number uint64) []Card {
 	if cards, ok := dealt.Load(number); ok {
 		return cards.([]Card)
@@ -137,11 +138,12 @@ func deal(number uint64) []Card {
 	}
 }
 
-// candidates is of how many cards the best one is put into the deck: with more, fewer cards have all cells.
+// candidates is the number of cards from which draw chooses one. With more candidates, fewer cards would be needed for
+// all cells.
 const candidates = 10
 
-// draw makes a deck card by card, each with as many cells as possible that none has yet, and reports whether it has all
-// cells.
+// draw makes a deck card by card. Each time it chooses the candidate with the most cells that are still missing. It
+// reports whether the deck has all cells.
 func draw(rng *rand.Rand) (cards []Card, whole bool) {
 	missing := map[Cell]bool{}
 	for _, cell := range Cells {
@@ -171,8 +173,8 @@ func draw(rng *rand.Rand) (cards []Card, whole bool) {
 	return cards, len(missing) == 0
 }
 
-// candidate draws a card that begins with one of the open cells, which no card has yet, if there are any. The other
-// dimensions, in random order, get the value that meets most of the others in missing cells.
+// candidate draws a card. The card begins with a random one of the open cells, which no card has yet, if there are any.
+// Then each other dimension, in random order, gets the value that adds the most missing cells.
 func candidate(rng *rand.Rand, missing map[Cell]bool, open []Cell) Card {
 	c := make(Card, len(Dimensions))
 	if len(open) > 0 {
@@ -188,7 +190,8 @@ func candidate(rng *rand.Rand, missing map[Cell]bool, open []Cell) Card {
 	return c
 }
 
-// complete gives the card a value of dimension i that can meet those that it has.
+// complete gives the card a value of dimension i: the one that adds the most missing cells to the values that the card
+// has. The value must be possible together with them.
 func (c Card) complete(i int, rng *rand.Rand, missing map[Cell]bool) {
 	most := -1
 	for _, k := range rng.Perm(len(Dimensions[i].Values)) {

@@ -9,10 +9,11 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// takeOver bounds how long a replica may take to become the master.
+// takeOver is how long a replica may take to become the master.
 const takeOver = time.Minute
 
-// failOverToLagging kills the master of a Sentinel whose replica has not been updated for a while.
+// failOverToLagging cuts the replica of a Sentinel from its master. When the fault is healed, the master is killed, and
+// the replica becomes the master without the latest updates.
 func failOverToLagging(e *env) func() {
 	e.what.Effect = record.Rollback
 	next := e.Sentinel.Replica()
@@ -27,8 +28,8 @@ func failOverToLagging(e *env) func() {
 	}
 }
 
-// failOverFromFrozen stops the master of a Sentinel without ending it, so that its replica lacks what was on its way.
-// The master is ended before it goes on: two masters at once are two buckets.
+// failOverFromFrozen pauses the master of a Sentinel. The replica becomes the master without the updates that were
+// under way. The former master is killed before it is resumed, because two masters at once would be two buckets.
 func failOverFromFrozen(e *env) func() {
 	e.what.Effect = record.Rollback
 	next := e.Sentinel.Replica()
@@ -49,8 +50,9 @@ func (e *env) promoted(next *testenv.RedisServer) {
 	e.what.End = time.Now().UnixNano()
 }
 
-// stopMaster stops the master of one of the buckets, whose replica takes over and lacks what was on its way. Then the
-// former master, which is ended before it goes on, becomes a replica. It is a rollback of the buckets that it had.
+// stopMaster calls stop for the master of one of the buckets. The master's replica becomes the master without the
+// updates that were under way. So this is a rollback of all buckets of the former master. When the fault is healed, the
+// former master is killed and started again, and becomes a replica.
 func (e *env) stopMaster(stop func(*testenv.RedisServer)) func() {
 	slot := lua.Slot(e.Buckets[e.rng.IntN(len(e.Buckets))].Key)
 	old := e.Cluster.Master(slot)

@@ -1,6 +1,6 @@
 // Package faults has the faults of the robustness tests. Each fault affects a running system and is then healed. It
-// reports its effect on the state of buckets, so that the verifier knows what may be missing. The package decides no
-// verdict: see package verify.
+// records its effect on the state of buckets, so that the verifier knows what may be missing. The package doesn't judge
+// a run: see package verify.
 package faults
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-// Groups of faults. Two of one group are never combined.
+// Groups of faults. Two faults of one group are never combined.
 const (
 	Replicas = "replicas"
 	Network  = "network"
@@ -32,26 +32,26 @@ const (
 type Fault struct {
 	Name     string
 	Group    string
-	Servers  []string // kinds of Redis that it goes with; nil: all
-	Etcd     int      // members of etcd that it needs at least
-	Replicas int      // replicas that it needs at least
-	Durable  bool     // it needs a Redis that keeps its data,
-	Slow     bool     // and one that loads it slowly
-	Clock    bool     // it needs a Redis whose clock can be stepped
-	Real     bool     // it needs a Redis, not the embedded store
-	Spares   bool     // some replica can refill while it lasts
-	Once     bool     // it is for plans that name it
-	Later    bool     // it needs a later version
-	Hold     time.Duration
+	Servers  []string      // kinds of Redis that the fault works with; nil: all
+	Etcd     int           // smallest number of etcd members
+	Replicas int           // smallest number of replicas
+	Durable  bool          // the fault needs a Redis that keeps its data
+	Slow     bool          // the fault needs a Redis that takes a while to load its data
+	Clock    bool          // the fault needs a Redis whose clock can be stepped
+	Real     bool          // the fault needs a Redis, not the embedded store
+	Spares   bool          // some replica can refill while the fault lasts
+	Once     bool          // the fault is never drawn at random: a plan has it only by its name
+	Later    bool          // the fault needs a spec with a later version of the configuration
+	Hold     time.Duration // how long the fault lasts on average
 	strike   func(e *env) (heal func())
 }
 
-// env is where a fault strikes.
+// env is the system that a fault strikes, and the record of the fault.
 type env struct {
 	*system.System
 	rng  *rand.Rand
-	what *record.Fault // filled in by the fault
-	also []*record.Fault
+	what *record.Fault   // the record; the fault fills it in
+	also []*record.Fault // more records, if the fault has several effects
 }
 
 func (e *env) pick() *system.Replica { return e.Replicas[e.rng.IntN(len(e.Replicas))] }
@@ -62,7 +62,7 @@ func (e *env) must(err error) {
 	}
 }
 
-// victim is the active replica, or half of the time any.
+// victim picks the active replica, or half of the time a random one, and records it as the victim.
 func (e *env) victim() *system.Replica {
 	r := e.Active()
 	if e.rng.IntN(2) == 0 {
@@ -81,7 +81,7 @@ func (e *env) masters(do func(ctx context.Context, c *redis.Client) error) {
 	}
 }
 
-// Struck is a fault that lasts.
+// Struck is a fault that has begun and is not healed yet.
 type Struck struct {
 	e     *env
 	heal  func()
@@ -94,7 +94,7 @@ func (f Fault) Strike(s *system.System, rng *rand.Rand) *Struck {
 	return &Struck{e, f.strike(e), f}
 }
 
-// Heal ends the fault and writes it down.
+// Heal ends the fault and records it.
 func (s *Struck) Heal() {
 	s.heal()
 	end := time.Now().UnixNano()
@@ -106,7 +106,7 @@ func (s *Struck) Heal() {
 	}
 }
 
-// Named finds a fault.
+// Named returns the fault with a name.
 func Named(name string) (Fault, error) {
 	for _, f := range All {
 		if f.Name == name {
@@ -116,7 +116,7 @@ func Named(name string) (Fault, error) {
 	return Fault{}, fmt.Errorf("faults: no fault is called %q", name)
 }
 
-// Must is Named for the name of a fault that there is.
+// Must is like Named, but panics if there is no such fault.
 func Must(name string) Fault {
 	f, err := Named(name)
 	if err != nil {
@@ -125,7 +125,8 @@ func Must(name string) Fault {
 	return f
 }
 
-// Goes reports whether the fault can strike such a system. Durable, Slow and Clock are up to the caller.
+// Goes reports whether the fault can strike a system with the spec. A caller that can choose Durable, Slow and Clock
+// sets them in the spec first.
 func (f Fault) Goes(spec system.Spec) bool {
 	return (f.Servers == nil || slices.Contains(f.Servers, spec.Servers)) && spec.Etcd >= f.Etcd &&
 		spec.Replicas >= f.Replicas &&
@@ -135,7 +136,7 @@ func (f Fault) Goes(spec system.Spec) bool {
 
 var single = []string{system.Single}
 
-// All are the kinds of faults.
+// All has all kinds of faults.
 var All = []Fault{
 	{Name: "replica-kill", Group: Replicas, Replicas: 2, Spares: true, Hold: time.Second, strike: func(e *env) func() {
 		r := e.victim()
@@ -185,7 +186,7 @@ var All = []Fault{
 			return func() {
 				for _, r := range e.Replicas {
 					r.Restart()
-					time.Sleep(300 * time.Millisecond) // as an orchestrator lets one come up before it takes the next
+					time.Sleep(300 * time.Millisecond) // an orchestrator waits until one is up before it restarts the next
 				}
 			}
 		}},
@@ -279,7 +280,7 @@ var All = []Fault{
 			}
 		}
 	}},
-	// Without a leader, the standbys depend on the pulse.
+	// This fault also pauses etcd: only standbys without a leader need the pulse.
 	{Name: "pulse-unreadable", Group: Etcd, Etcd: 1, Replicas: 2, Servers: single, Spares: true, Hold: 8 * time.Second,
 		strike: spoilPulse},
 	{Name: "etcd-stands-still", Group: Etcd, Etcd: 1, Spares: true, Hold: 4 * time.Second, strike: func(e *env) func() {
@@ -308,7 +309,7 @@ var All = []Fault{
 	{Name: "redis-loading", Group: Redis, Servers: single, Durable: true, Slow: true, Hold: 200 * time.Millisecond,
 		strike: func(e *env) func() {
 			e.Redis.Kill()
-			return e.Redis.Restart // it answers LOADING for a while
+			return e.Redis.Restart // Redis replies LOADING for a while
 		}},
 	{Name: "redis-pause", Group: Redis, Servers: single, Hold: 1200 * time.Millisecond, strike: func(e *env) func() {
 		e.Redis.Pause()
@@ -342,7 +343,7 @@ var All = []Fault{
 		strike: rollBack},
 	{Name: "redis-forbids-a-bucket", Group: Redis, Servers: single, Real: true, Spares: true, Hold: 3 * time.Second,
 		strike: forbid},
-	// Short enough for a Sentinel not to take the server for dead.
+	// The script runs only for a short time. Otherwise a Sentinel would promote the replica.
 	{Name: "redis-busy", Group: Redis, Real: true, Hold: 100 * time.Millisecond, strike: func(e *env) func() {
 		e.masters(func(ctx context.Context, c *redis.Client) error {
 			return c.Eval(ctx, "for i = 1, 12000000 do end return 1", nil).Err()
@@ -412,11 +413,11 @@ var All = []Fault{
 			move, err := e.Cluster.StartMove(slot, to)
 			e.must(err)
 			return func() {
-				e.must(move.MoveKeys(lua.IndexKey(key))) // TRYAGAIN: the bucket's keys are on both sides
+				e.must(move.MoveKeys(lua.IndexKey(key))) // the bucket's keys are on both nodes: the reply is TRYAGAIN
 				time.Sleep(200 * time.Millisecond)
-				e.must(move.MoveKeys()) // ASK
+				e.must(move.MoveKeys()) // all keys are on the new node: the former owner replies ASK
 				time.Sleep(200 * time.Millisecond)
-				e.must(move.Finish()) // MOVED
+				e.must(move.Finish()) // from here on the former owner replies MOVED
 			}
 		}},
 	{Name: "cluster-node-loses-data", Group: Redis, Servers: []string{system.Cluster}, Hold: 700 * time.Millisecond,
@@ -444,7 +445,7 @@ func (e *env) bucket(eligible func(system.Bucket) bool) string {
 	return keys[e.rng.IntN(len(keys))]
 }
 
-// step moves Redis' clock on by d.
+// step moves the clock of Redis forward by d, or back if d is negative.
 func (e *env) step(d time.Duration) func() {
 	e.what.Effect, e.what.Jump = record.Clock, d
 	e.Offset += d
@@ -452,7 +453,8 @@ func (e *env) step(d time.Duration) func() {
 	return func() {}
 }
 
-// network applies a fault to every replica's way to Redis and, half of the time, to the clients' too.
+// network applies a fault to the proxy between each replica and Redis. Half of the time it also applies the fault to
+// the proxy between the clients and Redis.
 func (e *env) network(do func(*faultproxy.Proxy) error) (heal func()) {
 	var proxies []*faultproxy.Proxy
 	for _, r := range e.Replicas {

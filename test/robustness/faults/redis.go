@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-// rollBack has Redis forget all that happens while the fault lasts, as a fail-over to a lagging replica does, only that
-// every client notices at once.
+// rollBack makes Redis forget all that happens while the fault lasts. A fail-over to a lagging replica does the same,
+// but here all clients meet the older state at the same time.
 func rollBack(e *env) func() {
 	e.what.Effect = record.Rollback
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -28,7 +28,7 @@ func rollBack(e *env) func() {
 		}
 		return nil
 	})
-	if err != nil && !errors.Is(err, redis.Nil) { // one of them has expired meanwhile
+	if err != nil && !errors.Is(err, redis.Nil) { // Nil: a key has expired since it was listed
 		e.must(err)
 	}
 	return func() {
@@ -50,7 +50,7 @@ func rollBack(e *env) func() {
 	}
 }
 
-// forbid has an access list refuse everybody one bucket's keys.
+// forbid sets an access list that refuses all clients the keys of one bucket.
 func forbid(e *env) func() {
 	forbidden := e.bucket(func(b system.Bucket) bool { return b.Kind == record.Configured })
 	e.what.Effect, e.what.Key = record.Forbid, forbidden
@@ -69,15 +69,15 @@ func forbid(e *env) func() {
 	return func() { set([]any{"acl", "setuser", "default", "allkeys"}) }
 }
 
-// spoilPulse replaces the leader's sign of life by something else, and pauses etcd, so that after a while there is no
-// leader.
+// spoilPulse pauses etcd, so that after a while there is no leader. It also replaces the pulse by a key that can't be
+// read as one.
 func spoilPulse(e *env) func() {
 	rdb := e.Redis.Client()
 	call := func(do func(ctx context.Context) error) {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // longer than any fault holds
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second) // longer than any fault lasts
 		defer cancel()
 		err := do(ctx)
-		for ; err != nil && ctx.Err() == nil; err = do(ctx) { // beside a fault that has the server refuse writes
+		for ; err != nil && ctx.Err() == nil; err = do(ctx) { // another fault may make the server refuse writes
 			time.Sleep(50 * time.Millisecond)
 		}
 		e.must(err)
@@ -106,7 +106,7 @@ func spoilPulse(e *env) func() {
 		})
 	}
 	return func() {
-		if len(pulses) > 0 { // beside a fault that has the server forget, there may be none
+		if len(pulses) > 0 { // there may be none if another fault made the server forget its keys
 			call(func(ctx context.Context) error { return rdb.Del(ctx, pulses...).Err() })
 		}
 		for _, m := range e.Etcd.Members() {

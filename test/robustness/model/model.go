@@ -1,5 +1,5 @@
-// Package model is the sequential model with which histories are compared: one bucket, as package policy defines it,
-// and the operations of clients, replicas and faults on it. It is for tests only.
+// Package model is the sequential model with which histories are compared. It has one bucket, as package policy defines
+// it, and the operations of clients, replicas and faults on the bucket. It is for tests only.
 package model
 
 import (
@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// State is a bucket. It is comparable; the zero State is a bucket that doesn't exist.
+// State is the state of a bucket. It is comparable. The zero State means that the bucket doesn't exist.
 type State struct {
 	HasTokens, HasIndex, HasControl bool
 	Tokens, Index                   int64
@@ -47,14 +47,14 @@ func stateOf(b *policy.Bucket) State {
 	return s
 }
 
-// Input is one operation: exactly one of its parts is set. It is comparable.
+// Input is one operation. Exactly one of its fields is set. It is comparable.
 type Input struct {
-	Op     *record.Op // a client's
-	Refill *Refill    // a replica's
-	Lose   string     // a fault's: which of tokens, index and control were lost
+	Op     *record.Op // the call of a client
+	Refill *Refill    // the refill call of a replica
+	Lose   string     // the effect of a fault: which of tokens, index and control were lost
 }
 
-// Unanswered is the operation without its answer.
+// Unanswered returns the operation without its answer.
 func (in Input) Unanswered() Input {
 	if in.Op != nil {
 		op := *in.Op
@@ -76,13 +76,13 @@ type Refill struct {
 	Want *policy.Outcome
 }
 
-// Step applies an operation and reports whether its answer is one that the model gives.
+// Step applies an operation to a state. It reports whether the model gives the same answer, and returns the new state.
 func Step(s State, in Input) (bool, State) {
 	b := s.bucket()
 	switch {
 	case in.Refill != nil:
-		// Sweeps are not recorded. Nothing is held in the suite's buckets, so a sweep that counts the records of one that
-		// began anew changes Due alone, which the next answer shows.
+		// Sweeps are not recorded. No tokens are held in the buckets that the model checks. So a sweep that counts the
+		// records of a new bucket only changes Due, and the next answer shows the new Due.
 		want := in.Refill.Want
 		if want != nil && want.Due == 0 && b.Control != nil && b.Control.Due == policy.Uncounted {
 			b.Control.Due = 0
@@ -153,7 +153,7 @@ func client(b *policy.Bucket, op record.Op) bool {
 	return op.Era == b.Control.Era && op.Index == index && op.Last == b.Control.Last
 }
 
-// Model is the model for the checker.
+// Model returns the model for the checker.
 func Model() porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return State{} },
@@ -171,7 +171,7 @@ func Model() porcupine.Model {
 	}
 }
 
-// Describe is the operation in words.
+// Describe returns the operation in words.
 func Describe(in Input) string {
 	switch {
 	case in.Refill != nil && in.Refill.Want == nil:

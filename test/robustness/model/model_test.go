@@ -10,7 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Tokens that are returned to a bucket without K are dropped: only a refill knows what the loss means.
+// If a bucket lost the key with its tokens, returned tokens are dropped. Only a refill restores the key, according to
+// the bucket's on_loss.
 func TestAReturnToABucketThatLostItsTokensLeavesNone(t *testing.T) {
 	t.Parallel()
 	terms := policy.Policy{Capacity: 300, Rate: policy.PerSecond(300)}.Terms(policy.Fence{Epoch: 1})

@@ -1,9 +1,9 @@
 // Package mutate removes one mechanism from a system under test, to check that the verifier detects it. The mutants of
 // package luamutant are different: tests of a single script detect those.
 //
-// A script is changed between the programs and Redis. The programs call it by its hash, and a proxy in front of Redis
-// replaces the hash by that of a changed script, which Redis has loaded. So the programs under test are the released
-// ones, without a switch for tests. Go code is changed by an overlay at build time.
+// A script is changed between the programs and Redis. The programs call it by its hash. A proxy in front of Redis
+// replaces the hash by the hash of a changed script, which Redis has loaded. So the programs under test need no switch
+// for tests. Go code is changed by an overlay at build time.
 package mutate
 
 import (
@@ -34,10 +34,11 @@ type Script struct {
 	Edits []Edit
 }
 
-// Edit has Old, which must be there once, become New.
+// Edit replaces the text Old by New. Old must occur exactly once.
 type Edit struct{ Old, New string }
 
-// ErrStale is returned for a change whose text is not in the source: the source has moved on, and so must the change.
+// ErrStale is returned if the text that a change replaces doesn't occur exactly once in the source. Then the change
+// must be adapted to the source.
 var ErrStale = errors.New("mutate: the text to replace is not in the source exactly once")
 
 func replace(source, before, after string) (string, error) {
@@ -47,7 +48,7 @@ func replace(source, before, after string) (string, error) {
 	return strings.Replace(source, before, after, 1), nil
 }
 
-// hashes are those of the script as it is and as it becomes, and the text of the latter.
+// hashes returns the hash of the original script, the hash of the changed script, and the text of the changed script.
 func (s Script) hashes(root string) (original, changed, text string, err error) {
 	file, err := os.ReadFile(filepath.Join(root, "lua", s.Name+".lua"))
 	if err != nil {
@@ -68,7 +69,8 @@ func (s Script) hashes(root string) (original, changed, text string, err error) 
 	return hash(source), hash(text), text, nil
 }
 
-// Front gives Redis at addr the changed script and returns the address of a proxy through which it is called.
+// Front loads the changed script into the Redis at addr. It returns the address of a proxy in front of that Redis. The
+// proxy replaces calls of the original script by calls of the changed one.
 func (s Script) Front(t testing.TB, root, addr string) string {
 	t.Helper()
 	original, changed, text, err := s.hashes(root)
@@ -104,7 +106,7 @@ func (s Script) Front(t testing.TB, root, addr string) string {
 	return ln.Addr().String()
 }
 
-// serve carries one connection.
+// serve forwards one connection, and replaces before by after in what the client sends.
 func serve(ctx context.Context, client net.Conn, addr string, before, after []byte) {
 	defer client.Close()
 	server, err := (&net.Dialer{}).DialContext(ctx, "tcp", addr)
@@ -138,7 +140,7 @@ func serve(ctx context.Context, client net.Conn, addr string, before, after []by
 	<-done
 }
 
-// begun is how many bytes at the end of b may be the begin of word.
+// begun returns the number of bytes at the end of b that are a beginning of word.
 func begun(b, word []byte) int {
 	for n := min(len(b), len(word)-1); n > 0; n-- {
 		if bytes.HasSuffix(b, word[:n]) {
@@ -161,8 +163,8 @@ func Program(t testing.TB, root, pkg, file, before, after string) string {
 	return path
 }
 
-// Overlay writes an overlay for go build and go test in which file, a path below root, has old replaced by new. It
-// returns the path of the overlay.
+// Overlay writes an overlay for go build and go test. In the overlay, the text before is replaced by after in file, a
+// path below root. Overlay returns the path of the overlay.
 func Overlay(t testing.TB, root, file, before, after string) string {
 	t.Helper()
 	path := filepath.Join(root, file)

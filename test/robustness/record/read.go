@@ -9,7 +9,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ReadLines reads all records of a file. A last line without its end, left by a writer that was killed, is no record.
+// ReadLines reads all records of a file. It skips a last line without a newline: a writer that was killed may leave an
+// incomplete line.
 func ReadLines[T any](path string) ([]T, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -29,7 +30,7 @@ func ReadLines[T any](path string) ([]T, error) {
 	}
 }
 
-// Call is the call that was made. Its terms must be readable.
+// Call returns the call that was made. It fails if the terms can't be decoded.
 func (r Refill) Call() (policy.Call, error) {
 	c := policy.Call{Version: policy.Version{Era: r.Era, Index: r.Index}, Create: policy.Create(r.Create), Step: r.Step,
 		Next: r.Next}

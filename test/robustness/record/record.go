@@ -32,21 +32,21 @@ type Meta struct {
 	Election string        `json:"election"` // race, or etcd with the number of its members
 	Replicas int           `json:"replicas"`
 	Faults   []string      `json:"faults"`
-	Resume   time.Duration `json:"resume"` // refills go on that soon after a fault
+	Resume   time.Duration `json:"resume"` // refills must go on within this time after a fault
 	Buckets  []Bucket      `json:"buckets"`
 
-	Deployment []string      `json:"deployment,omitempty"` // the card of package deck; none unless the schedule is random
-	Distance   time.Duration `json:"distance,omitempty"`   // of everybody from Redis: a round trip
-	Later      int           `json:"later,omitempty"`      // a version that a replica gets while all run
+	Deployment []string      `json:"deployment,omitempty"` // the card of package deck, if the schedule is random
+	Distance   time.Duration `json:"distance,omitempty"`   // round-trip time from all processes to Redis
+	Later      int           `json:"later,omitempty"`      // a version that a replica gets while all replicas run
 }
 
 // Kinds of buckets.
 const (
-	Configured = ""         // of the configuration
-	Refilled   = "refilled" // of a template whose buckets are refilled
-	Lazy       = "lazy"     // of a template whose buckets are credited when they are asked
-	Pooled     = "pooled"   // of a pool: its terms come at run time, and Terms are the pool's rate and capacity
-	// of the configuration, and called by programs that know nothing of us too, with plain commands
+	Configured = ""         // a bucket of the configuration
+	Refilled   = "refilled" // a bucket of a template whose buckets are refilled
+	Lazy       = "lazy"     // a bucket of a template whose buckets are credited when they are used
+	Pooled     = "pooled"   // a pool's bucket; it gets its terms at run time, and Terms has the pool's rate and capacity
+	// Foreign is a bucket of the configuration that programs without the SDK use too, with plain commands.
 	Foreign = "foreign"
 )
 
@@ -55,18 +55,19 @@ type Bucket struct {
 	Key   string   `json:"key"`
 	Kind  string   `json:"kind,omitempty"`
 	Terms []string `json:"terms"` // the policies of all config versions in use, as policy.Terms encodes them
-	// the schedule of each of them, as policy.Steps writes it; empty unless stepped
+	// Steps has the schedule of each policy in Terms, as policy.Steps writes it. It is empty if the policy isn't stepped.
 	Steps []string `json:"steps,omitempty"`
-	// every call to it but the replicas' is in ops.jsonl: it is checked for linearizability
+	// Linear means that the bucket is checked for linearizability. All calls to it, except those of the replicas, are in
+	// ops.jsonl.
 	Linear bool `json:"linear"`
-	// programs that know nothing of us take from it too, with plain commands
+	// Plain means that programs without the SDK take from the bucket too, with plain commands.
 	Plain bool `json:"plain,omitempty"`
 
-	Blocks   int64 `json:"blocks,omitempty"`   // tokens that consumers may hold in leases at a time
-	Operated bool  `json:"operated,omitempty"` // an operator grants tokens and resets it
-	// an operator gives it a policy of its own, the last of Terms, and takes that away
+	Blocks   int64 `json:"blocks,omitempty"`   // largest number of tokens that consumers hold in leases at a time
+	Operated bool  `json:"operated,omitempty"` // an operator grants tokens to the bucket and resets it
+	// Overridden means that an operator sets an override, which is the last of Terms, and removes it again.
 	Overridden bool   `json:"overridden,omitempty"`
-	Prefix     string `json:"prefix,omitempty"` // of a template with max_keys
+	Prefix     string `json:"prefix,omitempty"` // the prefix of the bucket's template, if that has max_keys
 	MaxKeys    int    `json:"max_keys,omitempty"`
 }
 
@@ -76,7 +77,7 @@ func (b Bucket) Divided() bool { return b.each(func(t policy.Terms) bool { retur
 // Strict reports whether every policy of the bucket is strict.
 func (b Bucket) Strict() bool { return b.each(func(t policy.Terms) bool { return t.Strict }) }
 
-// each reports whether something is so of every policy of the bucket.
+// each reports whether so is true for every policy of the bucket.
 func (b Bucket) each(so func(policy.Terms) bool) bool {
 	policies, err := b.Policies()
 	for _, t := range policies {
@@ -87,7 +88,7 @@ func (b Bucket) each(so func(policy.Terms) bool) bool {
 	return err == nil
 }
 
-// Schedules are the schedules of the bucket's stepped policies by fence.
+// Schedules returns the schedules of the bucket's stepped policies by fence.
 func (b Bucket) Schedules() (map[policy.Fence]policy.Steps, error) {
 	m := map[policy.Fence]policy.Steps{}
 	for i, text := range b.Terms {
@@ -106,7 +107,7 @@ func (b Bucket) Schedules() (map[policy.Fence]policy.Steps, error) {
 	return m, nil
 }
 
-// schedule reads what policy.Steps writes: "every 500ms", or cron's five fields and a time zone.
+// schedule parses the text of a policy.Steps. It is "every 500ms", or cron's five fields and a time zone.
 func schedule(text string) (policy.Steps, error) {
 	if every, ok := strings.CutPrefix(text, "every "); ok {
 		d, err := time.ParseDuration(every)
@@ -123,7 +124,7 @@ func schedule(text string) (policy.Steps, error) {
 	return policy.ParseCalendar(text[:at], zone)
 }
 
-// Policies are the bucket's terms by fence.
+// Policies returns the bucket's terms by fence.
 func (b Bucket) Policies() (map[policy.Fence]policy.Terms, error) {
 	m := map[policy.Fence]policy.Terms{}
 	for _, text := range b.Terms {
@@ -142,21 +143,21 @@ const (
 	UpTo   = "upto"
 	Return = "return"
 
-	Reserve = "reserve" // N tokens are held
-	Settle  = "settle"  // of those held, N may come back
-	Lapse   = "lapse"   // it is not settled: N come back when the reservation's time is over
-	Add     = "add"     // a program that knows nothing of us adds N tokens
+	Reserve = "reserve" // a client reserves N tokens
+	Settle  = "settle"  // a client settles a reservation: up to N of its tokens are returned
+	Lapse   = "lapse"   // a client doesn't settle: N tokens are returned when the reservation's time is over
+	Add     = "add"     // a program without the SDK adds N tokens
 	Grant   = "grant"   // an operator adds N tokens
-	Reset   = "reset"   // an operator has the bucket hold N tokens
+	Reset   = "reset"   // an operator sets the number of tokens to N
 )
 
 // Results of operations.
 const (
 	Done    = "done"
 	Denied  = "denied"
-	Missing = "missing" // the answer was that no such bucket exists
-	Failed  = "failed"  // it is certain that nothing happened
-	Unknown = "unknown" // it may have happened
+	Missing = "missing" // the answer was that the bucket doesn't exist
+	Failed  = "failed"  // the operation certainly had no effect
+	Unknown = "unknown" // the operation may have had its effect
 )
 
 // Op is one call of a client.
@@ -168,32 +169,32 @@ type Op struct {
 	Call    int64  `json:"call"`
 	Return  int64  `json:"return"`
 	Result  string `json:"result"`
-	Taken   int64  `json:"taken,omitempty"`   // take, upto
-	Clamped int64  `json:"clamped,omitempty"` // return
-	Left    int64  `json:"left"`
-	Era     int64  `json:"era,omitempty"` // denied: the bucket's era
+	Taken   int64  `json:"taken,omitempty"`   // tokens taken
+	Clamped int64  `json:"clamped,omitempty"` // tokens of a return, settle or grant that were dropped
+	Left    int64  `json:"left"`              // tokens left in the bucket
+	Era     int64  `json:"era,omitempty"`     // the bucket's era, if the operation was denied; so also Index and Last
 	Index   int64  `json:"index,omitempty"`
 	Last    int64  `json:"last,omitempty"`
 	Error   string `json:"error,omitempty"`
 
-	Request  string `json:"request,omitempty"`  // the id of a take that may be made again
-	Leave    int64  `json:"leave,omitempty"`    // a take that leaves so many
-	Leased   bool   `json:"leased,omitempty"`   // it was answered from a block of tokens
-	Shadow   bool   `json:"shadow,omitempty"`   // admitted although the bucket has too few: nothing is taken
-	Fallback int64  `json:"fallback,omitempty"` // granted while the server didn't answer, by the degraded mode
-	All      bool   `json:"all,omitempty"`      // one of the takes of a TakeAll
-	Other    bool   `json:"other,omitempty"`    // of a TakeAll: this bucket would have granted it, and another one denied
+	Request  string `json:"request,omitempty"`  // the request id of a take that may be repeated
+	Leave    int64  `json:"leave,omitempty"`    // tokens that the take must leave
+	Leased   bool   `json:"leased,omitempty"`   // the answer came from a block of tokens in memory
+	Shadow   bool   `json:"shadow,omitempty"`   // granted in shadow mode: the bucket lacked tokens, and none was taken
+	Fallback int64  `json:"fallback,omitempty"` // tokens that the degraded mode granted while the server didn't answer
+	All      bool   `json:"all,omitempty"`      // the take is one of the takes of a TakeAll
+	Other    bool   `json:"other,omitempty"`    // the bucket had the tokens for a TakeAll, but another bucket denied it
 }
 
-// Sample is the state of one bucket in one atomic reading.
+// Sample is the state of one bucket. One call reads all of it but Expires.
 type Sample struct {
 	Key     string `json:"key"`
 	Sent    int64  `json:"sent"`
 	Got     int64  `json:"got"`
-	Missing bool   `json:"missing,omitempty"` // there was none
-	Expires bool   `json:"expires,omitempty"` // its tokens have an expiry
+	Missing bool   `json:"missing,omitempty"` // the bucket didn't exist
+	Expires bool   `json:"expires,omitempty"` // the key with the tokens has an expiry
 	Tokens  int64  `json:"tokens"`
-	Held    int64  `json:"held,omitempty"` // in reservations and leases
+	Held    int64  `json:"held,omitempty"` // tokens in reservations and leases
 	Era     int64  `json:"era"`            // 0 without control state
 	Index   int64  `json:"index"`
 	Last    int64  `json:"last"`
@@ -201,11 +202,11 @@ type Sample struct {
 	Policy  string `json:"policy,omitempty"` // as policy.Terms encodes it
 }
 
-// Effects of a fault on the buckets' state. Whatever has none must leave every promise as it was.
+// Effects of a fault on the buckets' state. If a fault has no effect, the system must keep every promise.
 const (
 	None     = ""
 	Lose     = "lose"     // keys are deleted
-	Rollback = "rollback" // the server forgot what happened between Start and Gone
+	Rollback = "rollback" // the server forgot its writes between Start and Gone
 	Clock    = "clock"    // the server's clock was stepped by Jump
 	Forbid   = "forbid"   // no client may use the keys of one bucket
 )
@@ -219,14 +220,14 @@ type Fault struct {
 	Key    string        `json:"key,omitempty"`   // lose, forbid: the bucket; empty: all
 	Parts  []string      `json:"parts,omitempty"` // lose: tokens, index, control; empty: all three
 	Jump   time.Duration `json:"jump,omitempty"`
-	Gone   int64         `json:"gone,omitempty"`   // rollback: no answer of the former server is later
-	At     int64         `json:"at,omitempty"`     // rollback of a server that goes on: when, by its clock, Unix µs
-	Victim string        `json:"victim,omitempty"` // the replica that it struck
-	Spares bool          `json:"spares,omitempty"` // some replica can refill while it lasts
+	Gone   int64         `json:"gone,omitempty"`   // rollback: the former server sent its last answer before this time
+	At     int64         `json:"at,omitempty"`     // rollback without a fail-over: when, on the server's clock, Unix µs
+	Victim string        `json:"victim,omitempty"` // the replica that the fault struck
+	Spares bool          `json:"spares,omitempty"` // some replica can refill while the fault lasts
 	Note   string        `json:"note,omitempty"`
 }
 
-// Health is one check of the whole system: every bucket was refilled again after At.
+// Health is one check of the whole system. OK reports whether every bucket was refilled again after At.
 type Health struct {
 	When string        `json:"when"`
 	At   int64         `json:"at"`
@@ -244,13 +245,13 @@ const (
 	HealthFile  = "health.jsonl"
 )
 
-// RefillsFile is the file of a replica's refills.
+// RefillsFile returns the name of the file with a replica's refills.
 func RefillsFile(replica string) string { return "refills-" + replica + ".jsonl" }
 
-// LogFile is the file of a replica's log.
+// LogFile returns the name of the file with a replica's log.
 func LogFile(replica string) string { return "log-" + replica + ".jsonl" }
 
-// WriteMeta writes what was run.
+// WriteMeta writes the file with the Meta of a run.
 func WriteMeta(dir string, m Meta) error {
 	b, err := json.MarshalIndent(m, "", "  ")
 	if err != nil {
@@ -259,29 +260,29 @@ func WriteMeta(dir string, m Meta) error {
 	return os.WriteFile(filepath.Join(dir, MetaFile), append(b, '\n'), 0o600)
 }
 
-// Refill is a refill call and who made it.
+// Refill is a refill call, with the replica that made it.
 type Refill struct {
 	Replica string
 	history.Refill
 }
 
-// Lead is the begin of a replica's term, from its log.
+// Lead is the beginning of a replica's term, from its log.
 type Lead struct {
-	Election string // whose
+	Election string // the module that logged it, which is different for each election
 	Replica  string
 	At       int64
 	Epoch    int64
 }
 
-// Reading is the begin of a configuration in a replica, from its log.
+// Reading is an entry of a replica's log which says that the replica began to use a configuration.
 type Reading struct {
 	Replica string
 	At      int64
 	Version int64
-	Starts  bool // the replica starts with it, and has yet to connect
+	Starts  bool // the replica has just started, and isn't connected yet
 }
 
-// Line is a line of a replica's log about a bucket.
+// Line is an entry of a replica's log about a bucket.
 type Line struct {
 	Replica string
 	At      int64
@@ -289,7 +290,7 @@ type Line struct {
 	Bucket  string
 }
 
-// Run is a whole history.
+// Run is the complete record of a run.
 type Run struct {
 	Dir     string
 	Meta    Meta
@@ -303,7 +304,7 @@ type Run struct {
 	Files   []Reading
 }
 
-// Load reads a run.
+// Load reads the record of a run.
 func Load(dir string) (*Run, error) {
 	r := &Run{Dir: dir}
 	b, err := os.ReadFile(filepath.Join(dir, MetaFile))
@@ -356,8 +357,8 @@ func LoadRefills(dir string) ([]Refill, error) {
 	return all, nil
 }
 
-// readLogs finds the terms that began, the files that were read, and what was said of buckets. Lines that are no JSON,
-// such as a panic's, are passed over.
+// readLogs reads the replicas' logs for the beginnings of terms, for configurations that were read, and for entries
+// about buckets. It skips lines that aren't JSON, such as the lines of a panic.
 func (r *Run) readLogs() error {
 	files, err := filepath.Glob(filepath.Join(r.Dir, LogFile("*")))
 	if err != nil {

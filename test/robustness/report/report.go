@@ -1,4 +1,4 @@
-// Package report summarises the results of a number of runs. It judges no run: see package verify.
+// Package report summarises the results of a number of runs. It doesn't judge the runs: see package verify.
 package report
 
 import (
@@ -67,7 +67,7 @@ func (r *Report) Add(meta record.Meta, result *verify.Result) {
 	}
 }
 
-// String is the report: a table of what each fault did to the refills, and the totals.
+// String returns the report. It has a table of the gaps in the refills that each fault caused, and the totals.
 func (r *Report) String() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -97,13 +97,14 @@ func (r *Report) String() string {
 			"%d bucket histories linearizable, %d checks of the version in force, %d remarks, at most %.0f %% of the window "+
 			"bound used\n",
 		r.runs, len(r.failed), r.failed, r.ops, r.refills, r.writes, r.hidden, r.decided, r.checks, r.remarks, 100*r.slack)
-	for _, v := range r.broken { // once more at the end, which is what is left of a long log
+	for _, v := range r.broken { // repeated here because only the end of a long log may be kept
 		fmt.Fprintln(&b, v)
 	}
 	return b.String()
 }
 
-// Deployments is a table of how many runs had each pair of values of a deployment, and the pairs that none had.
+// Deployments returns a table with the number of runs that had each pair of values of a deployment. It also returns the
+// pairs that no run had.
 func (r *Report) Deployments() (table string, empty []deck.Cell) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +142,8 @@ func (r *Report) Deployments() (table string, empty []deck.Cell) {
 	return b.String(), empty
 }
 
-// count returns a cell of the table: nothing if the pair has a cell elsewhere, a dash if it can't occur.
+// count returns the text of a cell of the table. It is empty if the pair has another cell, and a dash if the pair can't
+// occur.
 func count(cell deck.Cell, met map[deck.Cell]int) string {
 	switch {
 	case cell.A.Dimension >= cell.B.Dimension:
@@ -152,8 +154,8 @@ func count(cell deck.Cell, met map[deck.Cell]int) string {
 	return strconv.Itoa(met[cell])
 }
 
-// Quantile is the smallest of the durations that a share q of them, 0 to 1, doesn't exceed, to the millisecond; 0 if
-// there are none.
+// Quantile returns the q-quantile of the durations, rounded to milliseconds; q is from 0 to 1. It is the smallest of
+// them for which at least a part q of them is not longer. Without durations it is 0.
 func Quantile(d []time.Duration, q float64) time.Duration {
 	if len(d) == 0 {
 		return 0

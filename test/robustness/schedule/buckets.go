@@ -9,28 +9,29 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/system"
 )
 
-// Buckets are all that a run may have. Each has another policy under a later version.
+// Buckets has all buckets that a run may have. A second policy, if there is one, is the bucket's policy in later
+// versions of the configuration.
 var Buckets = []system.Bucket{
 	{Key: "plain", Linear: true, Lines: []string{"capacity: 500, rate: 500/s",
 		"capacity: 300, rate: 400/s, carry_over: proportional"}},
-	// Its credit is capped long before it is full.
+	// The cap of its credit is far below its capacity.
 	{Key: "deep", Linear: true, Lines: []string{"capacity: 3000, rate: 100/s, initial: 100",
 		"capacity: 2000, rate: 150/s"}},
-	// Its tokens are rare enough for every carry to matter.
+	// Its rate is so low that a lost carry would be detected.
 	{Key: "rare", Linear: true, Lines: []string{"capacity: 20, rate: 7/s", "capacity: 10, rate: 11/s"}},
 	{Key: "drained", Lines: []string{"capacity: 400, rate: 1000/s", "capacity: 300, rate: 800/s"}},
 	{Key: "stepped", Linear: true, Lines: []string{"capacity: 150, every: 700ms, tokens: 60",
 		"capacity: 120, every: 1100ms, tokens: 100"}},
 	{Key: "minutely", Linear: true, Lines: []string{`capacity: 900, cron: "* * * * *", tokens: 800`,
 		`capacity: 800, cron: "* * * * *", time_zone: Africa/Cairo, tokens: 700`}},
-	// A day's quota: a fail-over must not take it away.
+	// It is like a quota for a day, which must survive a fail-over.
 	{Key: "quota", Linear: true, Lines: []string{"capacity: 500, every: 2s, tokens: 300, on_rollback: keep",
 		"capacity: 400, every: 1500ms, tokens: 200, on_rollback: keep"}},
 	{Key: "kept", Linear: true, Lines: []string{"capacity: 300, rate: 200/s, on_rollback: keep",
 		"capacity: 300, rate: 250/s, on_rollback: keep"}},
 	{Key: "whole", Linear: true, Lines: []string{"capacity: 300, rate: 50/s, on_loss: full",
 		"capacity: 250, rate: 60/s, on_loss: full"}},
-	// It changes its kind, and back.
+	// It changes between a rate and a schedule.
 	{Key: "changed", Linear: true, Lines: []string{"capacity: 200, rate: 100/s",
 		"capacity: 200, every: 500ms, tokens: 60"}},
 	{Key: "strict", Lines: []string{"capacity: 200, rate: 300/s, strict: true",
@@ -57,10 +58,10 @@ var Buckets = []system.Bucket{
 		Lines: []string{"rate: 400/s, capacity: 400, regions: {here: {floor: 80/s}}"}},
 }
 
-// drawn is how many buckets a run has: with more, the machine is too busy to do much with each.
+// drawn is the number of buckets of a run. With more buckets, the machine would make too few calls for each.
 const drawn = 6
 
-// Pick is the buckets of the given names.
+// Pick returns the buckets with the given keys.
 func Pick(keys ...string) (list []system.Bucket) {
 	for _, b := range Buckets {
 		if slices.Contains(keys, b.Key) {
@@ -70,18 +71,18 @@ func Pick(keys ...string) (list []system.Bucket) {
 	return list
 }
 
-// forOperations are the keys of buckets that exist for what consumers and operators do, rather than for faults.
+// forOperations has the keys of buckets that exist for operations of consumers and operators, and not for faults.
 var forOperations = []string{"begun-anew", "leased", "leased-strictly", "operated", "divided", "shadowed", "open",
 	"local", "user:own", "few:1"}
 
-// forFaults returns the other buckets.
+// forFaults returns the buckets that are not in forOperations.
 func forFaults() []system.Bucket {
 	return slices.DeleteFunc(slices.Clone(Buckets), func(b system.Bucket) bool {
 		return slices.Contains(forOperations, b.Key)
 	})
 }
 
-// drawBuckets picks buckets of a list that go with a system, the first one among them.
+// drawBuckets picks random buckets of a list that the system supports. The first one is always among them.
 func drawBuckets(spec system.Spec, list []system.Bucket, rng *rand.Rand) []system.Bucket {
 	keys := []string{list[0].Key}
 	for _, i := range rng.Perm(len(list)) {
@@ -94,11 +95,12 @@ func drawBuckets(spec system.Spec, list []system.Bucket, rng *rand.Rand) []syste
 	return Pick(keys...)
 }
 
-// drawThroughSDK picks buckets that go with a system, and draws which of them are taken from through the SDK.
+// drawThroughSDK picks random buckets that the system supports. It also draws the buckets that consumers use through
+// the SDK: these are not Linear.
 func drawThroughSDK(spec system.Spec, rng *rand.Rand) []system.Bucket {
 	list := drawBuckets(spec, Buckets, rng)
 	for i := range list {
-		// Takes through the SDK are no single operations upon a bucket: it gives back what an abandoned one got.
+		// A take through the SDK isn't a single operation on a bucket: the SDK returns the tokens of an abandoned take.
 		through := spec.Consumers == deck.Sidecar || spec.Consumers == deck.Plain || rng.IntN(3) == 0
 		list[i].Linear = list[i].Linear && !through
 	}

@@ -1,5 +1,5 @@
-// Package schedule plans runs from seeds and makes them: a system, traffic, and one fault after the other. It is for
-// the robustness tests only. Package limit/schedule is a limiter.
+// Package schedule plans runs from seeds, and carries them out. A run starts a system and traffic, and makes one fault
+// after the other. The package is for the robustness tests only. Package limit/schedule is a limiter.
 package schedule
 
 import (
@@ -18,17 +18,17 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
 
-// Plan is a run before it is run.
+// Plan is the plan of a run.
 type Plan struct {
 	Name   string
 	Seed   uint64
 	Card   deck.Card // nil unless the plan is random
 	Spec   system.Spec
-	Phases [][]faults.Fault // the faults of one phase are there at the same time
-	Pace   time.Duration
+	Phases [][]faults.Fault // the faults of one phase last at the same time
+	Pace   time.Duration    // mean pause between two calls of a consumer
 }
 
-// String is the plan in one line.
+// String returns the plan in one line.
 func (p Plan) String() string {
 	var phases []string
 	for _, phase := range p.Phases {
@@ -50,8 +50,9 @@ func (p Plan) String() string {
 		p.Spec.Replicas, p.Spec.Versions, strings.Join(buckets, " "), strings.Join(phases, ", "))
 }
 
-// Fixed is a plan of named faults, each in a phase of its own. Unless the spec names buckets, the seed draws them from
-// those that exist for faults, not for operations of consumers or operators: these have plans that name them.
+// Fixed returns a plan of named faults. Each name is a phase; a name such as "a+b" is a phase with two faults. If the
+// spec has no buckets, the plan gets random ones that exist for faults. Buckets that exist for operations of consumers
+// or operators are only in plans that name them.
 func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, error) {
 	p := Plan{Name: name, Seed: seed, Spec: spec, Pace: 8 * time.Millisecond}
 	if p.Spec.Servers == "" {
@@ -80,8 +81,8 @@ func Fixed(name string, seed uint64, spec system.Spec, names ...string) (Plan, e
 	return p, nil
 }
 
-// Random is the plan of a seed: the deployment is the seed's card, everything else is drawn. On the embedded store,
-// which is a single server, if that is asked for.
+// Random returns the plan of a seed. The deployment is the seed's card, and everything else is random. If embedded is
+// set, the plan is for the embedded store, which is a single server.
 func Random(seed uint64, embedded bool) Plan {
 	rng := rand.New(rand.NewPCG(seed, 1))
 	p := Plan{Name: fmt.Sprintf("seed-%d", seed), Seed: seed, Card: deck.Of(seed), Pace: 8 * time.Millisecond}
@@ -106,7 +107,7 @@ func Random(seed uint64, embedded bool) Plan {
 		if rng.IntN(100) < 45 {
 			phase = append(phase, draw(p.Spec, rng, phase[0].Group))
 		}
-		if last := len(phase) - 1; phase[last].Group == faults.Etcd { // which may call a server that the other one stops
+		if last := len(phase) - 1; phase[last].Group == faults.Etcd { // begins first: the other fault may stop Redis
 			slices.Reverse(phase)
 		}
 		p.Phases = append(p.Phases, phase)
@@ -118,7 +119,7 @@ func Random(seed uint64, embedded bool) Plan {
 	return p
 }
 
-// strikes are the servers and the fault of each value of the dimension Redis.
+// strikes has the servers and the fault for each value of the dimension Redis.
 var strikes = map[string]struct{ servers, fault string }{
 	"single killed":   {system.Single, "redis-kill"},
 	"single frozen":   {system.Single, "redis-pause"},
@@ -129,11 +130,11 @@ var strikes = map[string]struct{ servers, fault string }{
 	"cluster moved":   {system.Cluster, "cluster-reshard"},
 }
 
-// deployment is the system of a card, and what strikes its servers.
+// deployment returns the system of a card, and the name of the fault that strikes its servers.
 func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string) {
 	servers := strikes[card[deck.Redis]]
 	spec = system.Spec{Servers: servers.servers, Consumers: card[deck.Consumers]}
-	spec.Distance, _ = time.ParseDuration(card[deck.Distance]) // each of the dimension's values is one
+	spec.Distance, _ = time.ParseDuration(card[deck.Distance]) // all values of the dimension are durations
 	spec.Replicas, _ = strconv.Atoi(card[deck.Replicas])
 	if card[deck.Election] == deck.Elected {
 		spec.Etcd = []int{1, 1, 3}[rng.IntN(3)]
@@ -147,7 +148,7 @@ func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string
 		spec.Later = 2 // the buckets' second policy
 	case deck.Raised:
 		first, others = 2, 2
-		spec.Later = 3 // the last policy is that of all later versions
+		spec.Later = 3 // the policies are the same as in version 2
 	}
 	spec.Versions = []int{first}
 	for range spec.Replicas - 1 {
@@ -156,7 +157,7 @@ func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string
 	return spec, servers.fault
 }
 
-// draw picks a fault that can strike the system, of any group but one.
+// draw picks a random fault that can strike the system and isn't of the group not.
 func draw(spec system.Spec, rng *rand.Rand, not string) faults.Fault {
 	for {
 		f := faults.All[rng.IntN(len(faults.All))]
@@ -166,7 +167,7 @@ func draw(spec system.Spec, rng *rand.Rand, not string) faults.Fault {
 	}
 }
 
-// least is how long a run takes at least.
+// least is the shortest duration of a run.
 const least = 5 * time.Second
 
 // Run carries out a plan and leaves its record in dir.
@@ -197,7 +198,7 @@ func Run(t testing.TB, dir string, p Plan) {
 			hold = max(hold, f.Hold)
 		}
 		wait(t, hold/2+time.Duration(rng.Int64N(int64(hold))))
-		for _, f := range slices.Backward(struck) { // what was struck first may need what the others withhold
+		for _, f := range slices.Backward(struck) { // a fault that began later may block what an earlier one needs to heal
 			f.Heal()
 		}
 		s.Check("after " + phase[len(phase)-1].Name)
@@ -212,7 +213,7 @@ func Run(t testing.TB, dir string, p Plan) {
 	s.Finish()
 }
 
-// wait lets a run go on for d. Nothing is waited for: the time itself is what is tested.
+// wait lets a run go on for d.
 func wait(t testing.TB, d time.Duration) {
 	if d <= 0 {
 		return

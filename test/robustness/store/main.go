@@ -1,4 +1,4 @@
-// Command store is the embedded store as a process. Of the arguments of a redis-server it follows --port.
+// Command store runs the embedded store as a process. It accepts the arguments of a redis-server, but uses only --port.
 package main
 
 import (
