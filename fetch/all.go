@@ -14,15 +14,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// MaxAll is the most buckets of one TakeAll.
+// MaxAll is the largest number of requests in one TakeAll.
 const MaxAll = lua.MaxAll
 
 // Request asks for N tokens of the bucket Key.
 type Request struct {
 	Key string
 	N   int64
-	// Flow is the flow of the bucket that asks for the tokens, as in WithFlow. If it is empty, the flow of the call's
-	// WithFlow is used.
+	// Flow is the flow for which the tokens are taken, as in WithFlow. If it is empty, the WithFlow option of the call
+	// applies.
 	Flow string
 }
 
@@ -30,7 +30,7 @@ type Request struct {
 type AllResult struct {
 	// OK reports whether all requests were granted; otherwise nothing was taken.
 	OK bool
-	// Denied is the key of the first bucket, in the order of the requests, that denies them; empty if OK.
+	// Denied is the key of the bucket that denied the first of the denied requests, in their order; empty if OK.
 	Denied string
 	// RetryAfter is the longest RetryAfter of the requests that were denied; 0 if OK.
 	RetryAfter time.Duration
@@ -43,17 +43,17 @@ type AllResult struct {
 
 // TakeAll takes tokens from 1 to MaxAll buckets, all or nothing: if one of them denies, no bucket is charged. Several
 // requests of one bucket count as one request for their sum, and must name the same flow. Each bucket must have a
-// policy. TakeAll has the options of Take.
+// policy. TakeAll accepts the options of Take.
 //
 // All buckets of one server share one script call. On a Cluster the buckets of one slot share a call, so there is
 // usually one call for each bucket. A bucket of a lazy template always has a call of its own. All calls are made at the
-// same time. If one of them denies, the tokens that the others took are returned. Other callers can't take these tokens
-// in between, so two such takes at the same moment may both be denied. If the process ends or is cut off before the
-// return, these tokens are lost. No failure adds tokens to a bucket: if a bucket has begun a new era in between,
-// nothing is returned to it.
+// same time. If one of the calls is denied, the tokens that the other calls took are returned. Other callers can't take
+// these tokens in between, so two such takes at the same moment may both be denied. If the process ends or is cut off
+// before the return, these tokens are lost. No failure adds tokens to a bucket: if a bucket has begun a new era in
+// between, nothing is returned to it.
 //
-// If the server of a bucket is unavailable, the bucket's degraded mode answers. After ErrUnavailable or the context's
-// own error, tokens may be lost, because only tokens that are known to have been taken are returned.
+// If the server of a bucket is unavailable, the bucket's degraded mode decides. After ErrUnavailable or the context's
+// own error, tokens may be lost: the Client returns only tokens that it knows to have been taken.
 //
 // Buckets in shadow mode never deny. If such a bucket has too few tokens, none of its tokens are taken.
 func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
@@ -109,7 +109,7 @@ func (c *Client) takeAll(p budget, reqs []Request) (AllResult, error) {
 	ok := true
 	for _, part := range parts {
 		ok = ok && part.ok
-		if part.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // errors of the caller come first
+		if part.err != nil && (err == nil || errors.Is(err, ErrUnavailable)) { // other errors have precedence
 			err = part.err
 		}
 	}
@@ -150,7 +150,7 @@ func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	return false, nil
 }
 
-// toAllResult converts the answers to the demands to the results of the requests. of has the demand of each request.
+// toAllResult makes the results of the requests from the answers to the demands. of[i] is the demand of request i.
 func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (AllResult, error) {
 	results := make(map[*demand]Result, len(demands))
 	for _, d := range demands {
@@ -189,9 +189,9 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 	return all, nil
 }
 
-// partOf returns the part that one request has in the flow's payment for a demand. The request is for n tokens. The
-// part is nil if the payment does not suffice for it. paid has, for each demand, the sum of the parts of earlier
-// requests; partOf updates it.
+// partOf returns the part of the flow's payment for a demand that belongs to a request for n tokens. It returns nil if
+// earlier requests have used up the payment. paid has, for each demand, the sum of the parts of earlier requests;
+// partOf updates it.
 func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	all := d.answer.payment(d.flow)
 	if all == nil || all.tokens <= paid[d] {
@@ -202,7 +202,7 @@ func (d *demand) partOf(paid map[*demand]int64, n int64) *payment {
 	return &payment{d.flow, part}
 }
 
-// sum makes one demand of all requests for the same bucket. of[i] is the demand of request i.
+// sum combines all requests for the same bucket into one demand. of[i] is the demand of request i.
 func (c *Client) sum(p budget, reqs []Request) (demands, of []*demand, err error) {
 	if len(reqs) < 1 || len(reqs) > MaxAll {
 		return nil, nil, fmt.Errorf("%w: %d requests; want 1 to %d", ErrInvalidAmount, len(reqs), MaxAll)
@@ -246,11 +246,11 @@ func (d *demand) checkFlow(flow string) error {
 }
 
 // part has the demands of a TakeAll that share one script call. The task of the first demand makes the call. All parts
-// make their calls at once. At a round trip of 20 ms, four calls then need 24 ms; one after the other they would need
-// 92 ms.
+// make their calls concurrently. At a round trip of 20 ms, four calls then need 24 ms. One after the other they would
+// need 92 ms.
 type part struct {
 	demands []*demand
-	ok      bool // granted: taken from all buckets but those in shadow mode that have too few tokens
+	ok      bool // granted; a bucket in shadow mode may have had too few tokens
 	err     error
 }
 
@@ -293,7 +293,7 @@ func (p *part) take() {
 		return
 	}
 	for _, d := range p.demands {
-		_, _ = d.rescue(d.N, &d.answer.reply) // for the next take of all
+		_, _ = d.rescue(d.N, &d.answer.reply) // only for later takes: the answer stays
 	}
 }
 
@@ -382,7 +382,8 @@ func (r replayed) Process(_ context.Context, cmd redis.Cmder) error {
 	return nil
 }
 
-// degrade answers the demands of a part by their degraded modes, after its server failed with err.
+// degrade sets the answers of a part's demands as their degraded modes decide. It is called after the server failed
+// with err.
 func (p *part) degrade(err error) {
 	p.ok = true
 	for _, d := range p.demands {

@@ -19,12 +19,12 @@ type ask struct {
 
 	bucket *bucket
 	key    string
-	flow   string // of all takes; byFlow only
+	flow   string // the flow of all takes; only with byFlow
 	byFlow bool   // the bucket has flows, as far as is known
 	kind   kind
 	info   *info         // of the bucket; updated with the reply
-	run    policy.Run    // one take; without run and line the bucket is only opened
-	line   []policy.Run  // several takes, none made behind one that doesn't fit
+	run    policy.Run    // one take; if there is neither run nor line, the bucket is only opened
+	line   []policy.Run  // several takes; after a denied one, no more of them are made
 	hold   time.Duration // for how long tokens will be held by the script for which the bucket is opened
 	whole  bool          // ask with all keys: the policy is wanted, or a denial is likely
 
@@ -33,8 +33,8 @@ type ask struct {
 	err   error
 }
 
-// resolve turns leaves in percent into numbers of tokens if the capacity is known. Otherwise a bucket with such a leave
-// is asked whole, because a reply with only the tokens doesn't have the capacity.
+// resolve turns leaves in percent into numbers of tokens, if the capacity is known. If it is unknown, resolve sets
+// whole for such a leave, because the reply to a call with only the key of the tokens doesn't have the capacity.
 func (a *ask) resolve(capacity int64) {
 	if capacity == 0 {
 		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
@@ -65,27 +65,27 @@ type group struct {
 	asks     []*engine.Request[ask]
 	runs     []policy.Run
 	byFlow   bool     // the takes name their flows
-	flows    []string // byFlow: of each run
-	opened   bool     // byFlow: a call has opened the bucket
+	flows    []string // with byFlow: the flow of each run
+	opened   bool     // with byFlow: a call has opened the bucket
 	total    int64
-	part     int // the ordinal among the groups of the bucket; each is in another call, in this order
+	part     int // its number among the groups of the bucket, whose calls are made in this order
 	inLine   bool
 	whole    bool
 	isolated bool // in a call of its own
 	create   bool // the bucket was found missing, and may be created
 	done     bool
 
-	// opensFirst, with byFlow, is set for a template's bucket that may be missing or full: a call opens it before the
-	// takes.
+	// opensFirst is set, with byFlow, for a template's bucket that may be missing or full. Then a call opens the bucket
+	// before the takes are made.
 	opensFirst bool
-	// slotMoves: the group is in a call of its own, with only the keys that exist with the bucket. The server may lack the
-	// keys of its plan.
+	// slotMoves is set while the bucket's slot moves. The group then has a call of its own, which names only the keys that
+	// exist whenever the bucket does. The server may lack the keys of the bucket's plan.
 	slotMoves bool
 
 	// Of a budget.
-	schedule string // the instants that apply now, if those of the template didn't; empty at first
-	swept    bool   // reservations and leases whose time was over were ended
-	tries    int    // how often it was asked with a schedule
+	schedule string // the instants that the last reply required; empty at first
+	swept    bool   // the expired reservations and leases were ended
+	tries    int    // how often the bucket was asked with a schedule
 
 	// Of a lazy bucket whose slot moves.
 	override *redis.StringCmd // reads its override first
@@ -103,7 +103,7 @@ func (g *group) fits(a *ask) bool {
 // opens reports whether the next call only opens the bucket.
 func (g *group) opens() bool { return g.byFlow && g.opensFirst && !g.slotMoves }
 
-// words returns what a call of takes that don't name their flows asks for.
+// words returns the arguments of a script call for takes that don't name their flows.
 func (g *group) words() lua.Takes {
 	words := g.kind.takes(g)
 	words.Hold = g.hold

@@ -16,14 +16,14 @@ import (
 const (
 	// leaseRetry is the pause after a call about a block that was not answered.
 	leaseRetry = 50 * time.Millisecond
-	// leaseRest is the shortest pause after the bucket answered that it doesn't have a block.
+	// leaseRest is the shortest pause after the bucket replied that it doesn't have the block.
 	leaseRest = time.Second
 )
 
-// block has tokens of a bucket in memory, for takes without a call. They were taken from the bucket, which counts them
-// as outstanding. Takers take tokens from the block. The block's keeper, a goroutine of the Client, does everything
-// else. A keeper costs 4 kB, 17 MB for maxLeases blocks. One keeper for all would need a queue of what is due, and
-// goroutines for the calls under way.
+// block holds tokens of a bucket in memory, so that takes need no call. The bucket counts these tokens as outstanding.
+// The goroutines of callers, the takers, take tokens from the block. The block's keeper, a goroutine of the Client,
+// does everything else. A keeper needs 4 kB, so maxLeases keepers need 17 MB. One keeper for all blocks would need a
+// queue of the work that is due, and goroutines for the calls under way.
 type block struct {
 	ls   *leases
 	key  string
@@ -33,8 +33,8 @@ type block struct {
 
 	view   atomic.Pointer[view] // nil: takers can take nothing
 	asked  atomic.Bool          // the keeper was woken, or pauses
-	missed atomic.Int64         // tokens that takers asked the bucket itself for since the keeper last checked
-	_      [64]byte             // so that takers write another cache line than the one that they read
+	missed atomic.Int64         // tokens that takers got from the bucket itself since the keeper last checked
+	_      [64]byte             // takers only read the cache lines before it, and write the next one
 	left   atomic.Int64         // tokens
 	_      [64]byte
 
@@ -44,8 +44,8 @@ type block struct {
 	until time.Duration  // from this time on its tokens must not be used
 	call  *lua.LeaseCall // the call that has no answer yet; it is sent until it has one
 	sent  time.Duration  // when it was first sent
-	again bool           // it was sent before
-	retry time.Duration  // it isn't sent again before this time
+	again bool           // the call was sent before
+	retry time.Duration  // the call isn't sent again before this time
 	rest  time.Duration  // no more tokens are asked for before this time
 	plan  plan
 }
@@ -56,8 +56,8 @@ type view struct {
 	low     int64         // with fewer tokens left, takers wake the keeper
 	bucket  int64         // tokens in the bucket
 	limit   int64
-	more    time.Duration // until the bucket has more tokens, and reset until it is full, as of that call
-	reset   time.Duration
+	more    time.Duration // as of that call, until the bucket has one more token
+	reset   time.Duration // as of that call, until the bucket is full
 	onFloor bool
 	era     int64
 }
@@ -70,8 +70,8 @@ func newBlock(ls *leases, key string, flow *string, rule leaseRule) *block {
 	}
 }
 
-// takeLocal takes as many tokens as there are, from least to most, if they leave enough. It reports whether few tokens
-// are left. If so, the caller has to wake the keeper.
+// takeLocal takes up to most tokens. It takes none if that would be fewer than least, or if too few would be left
+// (leave). few reports whether few tokens are left in the block. If so, the caller has to wake the keeper.
 func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few bool) {
 	v := b.view.Load()
 	if v == nil || least > v.limit || b.ls.now() >= v.until {
@@ -105,14 +105,14 @@ func (b *block) miss(n int64) {
 	b.signal()
 }
 
-// signal wakes the keeper, unless it was woken before or rests, or there is no block.
+// signal wakes the keeper. It does nothing if b is nil, or if the keeper was woken before or rests.
 func (b *block) signal() {
 	if b != nil && !b.asked.Load() && b.asked.CompareAndSwap(false, true) {
 		timing.Signal(b.wake)
 	}
 }
 
-// withdraw keeps up to n tokens from takers.
+// withdraw removes up to n tokens from the block, so that takers can't get them. It returns how many it removed.
 func (b *block) withdraw(n int64) int64 {
 	for {
 		left := b.left.Load()
@@ -123,7 +123,8 @@ func (b *block) withdraw(n int64) int64 {
 	}
 }
 
-// keep keeps the block until no caller takes from the bucket any more, or the Client is closed.
+// keep is the main function of the keeper. It returns when no caller takes from the bucket any more, or when the Client
+// is closed.
 func (b *block) keep() {
 	defer b.ls.end(b)
 	timer := time.NewTimer(b.rule.hold)
@@ -175,7 +176,7 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 	return next, false
 }
 
-// decide returns how many tokens have to go back or to be asked for, and whether the block is unused.
+// decide returns how many tokens the block has to give back, how many it has to ask for, and whether it is unused.
 func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	left, missed := b.left.Load(), b.missed.Swap(0)
 	b.plan.observe(left, missed)
@@ -192,7 +193,8 @@ func (b *block) decide(now time.Duration) (back, want int64, idle bool) {
 	return back, want, idle && want == 0
 }
 
-// prepare makes the call that gives tokens back and asks for others. Takers no longer get the tokens that go back.
+// prepare prepares the call that gives tokens back and asks for others. From then on takers can't get the tokens that
+// go back.
 func (b *block) prepare(now time.Duration, back, want int64) {
 	if b.id == "" {
 		b.id, b.seq = rand.Text(), 0
@@ -209,7 +211,7 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 	}
 }
 
-// send makes the call and applies its answer. If there is no answer, the call is sent again later. The bucket does it
+// send makes the call and applies its reply. If there is no reply, the call is sent again later. The bucket executes it
 // only once.
 func (b *block) send() (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
@@ -236,11 +238,11 @@ func (b *block) send() (reply lua.LeaseReply, ok bool) {
 func (b *block) failed(call *lua.LeaseCall, err error) {
 	switch {
 	case errors.Is(err, lua.ErrNotHeld) && b.again && call.Keep+call.Want == 0:
-		// an earlier attempt was done, and the block ended with it
+		// an earlier attempt was executed, and it ended the block
 		b.call.Back = 0
 		b.lose()
 		b.moreToTake(call.Back)
-	case causeOf(err).reach == answered: // the bucket doesn't have the block any more, or never will
+	case causeOf(err).reach == answered: // the bucket no longer has the block, or can have none
 		b.call.Want = 0
 		b.lose()
 		b.rest = b.after(max(b.plan.half, leaseRest))
@@ -261,7 +263,7 @@ func (b *block) apply(call *lua.LeaseCall, reply *lua.LeaseReply) {
 	}
 	b.moreToTake(call.Back)
 	switch {
-	case call.Want > 0 && reply.Granted == 0: // if others empty the bucket first, blocks only cost calls
+	case call.Want > 0 && reply.Granted == 0: // others empty the bucket first, so a block would only cost calls
 		b.rest = b.after(b.plan.half)
 	case reply.Granted < call.Want: // the bucket has no more until the next refill
 		b.rest = b.after(min(b.plan.half, micros(reply.Terms.Interval)))
@@ -293,8 +295,8 @@ func (b *block) show(reply lua.LeaseReply) {
 	})
 }
 
-// lose ends a block that can't be reported to its bucket any more. Its tokens are lost, and so are those that a call
-// without a reply may have brought.
+// lose drops a block that can't be given back any more. Its tokens count as lost. So do the tokens of a call that has
+// no reply.
 func (b *block) lose() {
 	b.view.Store(nil)
 	lost := b.left.Swap(0)

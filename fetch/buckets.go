@@ -11,29 +11,30 @@ import (
 )
 
 const (
-	// mostShards is the highest number of shards, and leastOfShard the lowest number of buckets in one of several shards.
+	// mostShards is the largest number of shards. If there are several, each has room for at least leastOfShard buckets.
 	mostShards   = 64
 	leastOfShard = 1024
-	// recentBuckets is how many buckets are found without the lock of their shard.
+	// recentBuckets is how many buckets can be found without the lock of their shard.
 	recentBuckets = 512
 )
 
-// bucket is what a Client remembers of a bucket. It is read without a lock. Everything except the marks is changed with
-// the lock of its shard held.
+// bucket is a Client's memory of one bucket. Goroutines read it without a lock. They hold the lock of its shard while
+// they change it, except for the marks.
 type bucket struct {
 	key   string
 	known atomic.Pointer[info]        // never nil
 	lines atomic.Pointer[lines]       // nil: no caller has waited
 	block atomic.Pointer[block]       // of a bucket without flows; nil: none
-	parts atomic.Pointer[flowBlocks]  // of a bucket with flows; nil: none of them ever had one
-	flows atomic.Pointer[flowDenials] // nil: no flow of it was denied
+	parts atomic.Pointer[flowBlocks]  // of a bucket with flows; nil: no flow ever had a block
+	flows atomic.Pointer[flowDenials] // nil: no flow of the bucket was denied
 	more  time.Time                   // when the bucket last got tokens that no reply reports
 
-	rescued mark // for a refill interval
-	refused mark // Redis refused its keys: it has script calls of its own
+	rescued mark // set for a refill interval after a rescue
+	refused mark // Redis refused its keys, so it has script calls of its own
 }
 
-// unseen is the info of a bucket that the Client has not used, and unseenBucket such a bucket. They never change.
+// unseen is the info of every bucket that the Client has not used. unseenBucket represents all these buckets. Neither
+// of them changes.
 var (
 	unseen       = new(info)
 	unseenBucket = newBucket("")
@@ -45,7 +46,7 @@ func newBucket(key string) *bucket {
 	return b
 }
 
-// used reports whether callers wait for the bucket, or it has a block. It must not be forgotten then.
+// used reports whether callers wait for the bucket, or it has a block. Such a bucket must not be forgotten.
 func (b *bucket) used() bool { return b.block.Load() != nil || b.parts.Load().any() || b.waited() }
 
 // waited reports whether callers wait for the bucket.
@@ -74,8 +75,8 @@ func (m *mark) claim(d time.Duration, now time.Time) bool {
 type buckets struct {
 	seed   maphash.Seed
 	shards []bucketShard
-	// recent holds buckets that were found last, each of the young half of its shard, by the hash of their keys. Otherwise
-	// all goroutines that take from one bucket would write the cache line of its shard's lock.
+	// recent holds buckets that were found recently, by the hash of their keys. Each is in the young half of its shard.
+	// Without recent, all goroutines that take from one bucket would write the cache line of its shard's lock.
 	recent [recentBuckets]atomic.Pointer[bucket]
 }
 
@@ -85,11 +86,11 @@ type bucketShard struct {
 
 	mu         sync.RWMutex
 	young, old map[string]*bucket
-	terms      *policy.Terms // of the last reply: buckets of one policy share it, in the processor's cache too
+	terms      *policy.Terms // of the last reply; buckets with equal policies share it, and its cache line
 }
 
-// newBuckets makes buckets that remember at least the size buckets that were used last. Each shard has room for some
-// more than its part, since keys are not distributed evenly.
+// newBuckets makes a memory for at least the size buckets that were used last. Each shard has room for some more than
+// its part, since keys are not distributed evenly.
 func newBuckets(size int) *buckets {
 	n := max(1, min(mostShards, size/leastOfShard))
 	half := size
@@ -136,7 +137,7 @@ func (bs *buckets) find(key string) *bucket {
 	return unseenBucket
 }
 
-// obtain returns the bucket of a key, a new one if there is none.
+// obtain returns the bucket of a key. If there is none, it makes one.
 func (bs *buckets) obtain(key string) *bucket {
 	s := bs.shard(key)
 	s.mu.Lock()
@@ -161,8 +162,8 @@ func (s *bucketShard) obtain(key string) *bucket {
 	return b
 }
 
-// rotate forgets the old half. The recent buckets are forgotten, too: those in use are found again, and then put into
-// the new young half. The lock is held.
+// rotate drops the old half, except for the buckets in use, and makes the young half the old one. It also clears
+// recent. Otherwise a bucket that is found there would never get into the new young half. The lock is held.
 func (s *bucketShard) rotate() {
 	for i := range s.of.recent {
 		if s.of.recent[i].Load() != nil {
@@ -179,7 +180,7 @@ func (s *bucketShard) rotate() {
 	s.young = young
 }
 
-// addBlock adds a block to its bucket, and reports whether that had none, or its flow.
+// addBlock adds a block to its bucket. If the bucket, or the block's flow, already has a block, it reports false.
 func (bs *buckets) addBlock(blk *block) bool {
 	s := bs.shard(blk.key)
 	s.mu.Lock()
@@ -238,16 +239,17 @@ func (bs *buckets) wait(key string) *lines {
 	return ls
 }
 
-// remember records the reply to a call that began at asked: the bucket's policy, nil if it has none, and a denial of a
-// take of n. A known schedule stays while the policy is the same. If the bucket got more tokens since the call began,
-// the denial is dropped, because it may be older than these tokens.
+// remember records the reply to a take of n tokens that began at asked: the bucket's policy (nil if it has none) and
+// the denial, if the take was denied. A known schedule stays while the policy is the same. If the bucket got more
+// tokens since the call began, the denial is dropped, because it may be older than these tokens.
 func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	s := c.buckets.shard(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	b, now := s.obtain(key), time.Now()
 	i := b.known.Load().updated(s.shared(reply.Terms), reply.Version.Era, now)
-	// A pool's share grows by the denials that its bucket counts. Those of flows are remembered by flow.
+	// Denials of a pool's bucket are not remembered here: the bucket has to count them, so that the pool's share grows.
+	// Denials of flows are remembered by flow.
 	if !reply.OK && !i.pooled() && !i.divided() && asked.After(b.more) {
 		i.denied = newDenial(n, leave.Of(i.limit()), reply, now)
 	}
@@ -258,7 +260,7 @@ func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.Ta
 	return i
 }
 
-// update replaces what is known of a bucket.
+// update changes the info of a bucket by change, and returns the new info.
 func (bs *buckets) update(key string, change func(*info)) *info {
 	s := bs.shard(key)
 	s.mu.Lock()
@@ -270,8 +272,7 @@ func (bs *buckets) update(key string, change func(*info)) *info {
 	return &i
 }
 
-// shared returns the terms of the last reply in their place if they are equal, so that buckets share them. The lock is
-// held.
+// shared returns t, or the terms of the last reply if they are equal, so that buckets share them. The lock is held.
 func (s *bucketShard) shared(t *policy.Terms) *policy.Terms {
 	if t != nil && (s.terms == nil || *s.terms != *t) {
 		s.terms = t

@@ -13,12 +13,12 @@ type budget struct {
 	cfg      *callConfig
 	began    time.Time
 	deadline time.Time // the earlier of the context's and the timeout's; zero: none
-	latest   time.Time // the deadline is put off up to here while connections are opened; zero: it is not
+	latest   time.Time // the deadline may be postponed to this instant while connections are opened; zero: it may not
 	distance distance  // of the server when the call began
 }
 
-// budgetOf returns the budget of a call that begins now. A default timeout is missing, because it depends on the
-// server: see toNode.
+// budgetOf returns the budget of a call that begins now. A default timeout depends on the server, so toNode adds it
+// later.
 func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	b := budget{ctx: ctx, cfg: cfg, began: time.Now()}
 	b.deadline, _ = ctx.Deadline()
@@ -28,7 +28,7 @@ func budgetOf(ctx context.Context, cfg *callConfig) budget {
 	return b
 }
 
-// within returns the earlier of the deadline and the end of a time.
+// within returns the deadline, or the instant d after the call began, whichever is earlier.
 func (b *budget) within(d time.Duration) time.Time {
 	if end := b.began.Add(d); b.deadline.IsZero() || end.Before(b.deadline) {
 		return end

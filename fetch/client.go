@@ -21,9 +21,10 @@ import (
 //
 // # When Redis is unavailable
 //
-// A call ends with its context's deadline or its timeout, after a last check for replies that have arrived. Without
-// [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for opening connections does
-// not count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a second.
+// A call ends at its context's deadline or when its timeout has passed. Before it ends, it checks once more for replies
+// that have arrived. Without [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for
+// opening connections does not count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a
+// second.
 //
 // The degraded mode of the bucket's policy then decides the result of a take, which has [SourceFallback] and the
 // [Reason]:
@@ -34,12 +35,13 @@ import (
 //
 // These cases differ:
 //
-//   - A deadline that is too short for the distance to the server is [ErrUnavailable] in every mode, with
-//     [ReasonDistance], since the server may be healthy.
+//   - If a deadline is too short for the distance to the server, the error is [ErrUnavailable] with [ReasonDistance] in
+//     every mode, since the server may be healthy.
 //   - A context that is cancelled ends its call at once.
-//   - When half of the recent calls failed, no call is sent until the server answers probes again.
-//   - If this process itself was stopped or got no processor time, the server gets that time in addition, and the
-//     process still reads the replies that have arrived.
+//   - When half of the recent calls failed, the server's breaker opens: no call is sent until the server answers probes
+//     again.
+//   - If this process itself was stopped or got no processor time, the timeout is extended by that time. The process
+//     then still reads the replies that have arrived.
 //
 // A take without a request id is sent once. If its reply is lost, it is unknown whether the tokens were taken: count
 // them as spent. With a request id ([WithRequestID]) a take can be repeated, and is charged once. If a caller stops
@@ -52,7 +54,7 @@ type Client struct {
 	consumers *consumers
 	leases    *leases        // nil: there are none
 	jitter    func() float64 // uniform in [0, 1)
-	spread    float64        // what jitter was at first
+	spread    float64        // the first value of jitter
 	life      life
 	stats     struct {
 		abandoned, returned, clamped, lost, rescues, opened, shadowed atomic.Int64
@@ -60,8 +62,8 @@ type Client struct {
 	}
 }
 
-// New makes a Client of a go-redis client, which the caller closes. It sends nothing: if a server is unavailable, the
-// first call fails. The errors are ErrInvalidOption.
+// New makes a Client that uses a go-redis client. The caller closes the go-redis client. New sends nothing: if a server
+// is unavailable, the first call fails. All errors of New match ErrInvalidOption.
 func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrInvalidOption)
@@ -81,7 +83,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 	if err := cfg.versioned(); err != nil {
 		return nil, err
 	}
-	cfg.given = 0 // takes without a request id have no use for WithRequestMemory
+	cfg.given = 0 // otherwise calls without a request id would refuse a WithRequestMemory of New
 	c := &Client{config: cfg, buckets: newBuckets(cfg.cacheSize), jitter: rand.Float64, consumers: newConsumers()}
 	c.life.quit = make(chan struct{})
 	c.nodes = newNodes(c, rdb)
@@ -92,7 +94,7 @@ func New(rdb redis.UniversalClient, opts ...Option) (*Client, error) {
 }
 
 // Peek returns what a bucket holds. It takes nothing and writes nothing. It has no degraded mode: while the bucket's
-// server is unavailable, Peek returns ErrUnavailable, at once if the breaker is open.
+// server is unavailable, Peek returns ErrUnavailable. If the breaker is open it returns at once.
 func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Result, error) {
 	return c.call(ctx, Call{Op: OpPeek, Key: key}, 1, opts, func(ctx context.Context, cfg *callConfig) (Result, error) {
 		t := c.begin(budgetOf(ctx, cfg), key)
@@ -128,13 +130,14 @@ func (t *task) peek() (reply lua.PeekReply, err error) {
 
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls that their callers abandoned: they stopped waiting.
+	// Abandoned is the number of calls whose callers stopped waiting before the reply.
 	Abandoned int64
-	// Returned is the number of tokens that such calls turned out to have taken and that were given back, and of those
-	// that a TakeAll gave back because another bucket denied it.
+	// Returned is the number of tokens that the Client gave back: those that abandoned calls had taken, and those that a
+	// TakeAll had taken although another bucket denied it.
 	Returned int64
-	// Clamped is the number of tokens that came back and were dropped since their bucket was full: by Undo, Return,
-	// Settle and Cancel, of blocks, and those that Returned counts.
+	// Clamped is the number of tokens that were given back but dropped, because their bucket was full. It counts tokens of
+	// Undo, Return, Settle and Cancel, tokens of blocks (WithLease), and tokens that Returned counts. It also counts
+	// tokens of an Undo whose bucket had begun another era.
 	Clamped int64
 	// Lost is the number of tokens that calls may have taken although no caller got them: their replies were lost, or
 	// came too late to give the tokens back. Some of these calls may never have run. It also counts the tokens of blocks
@@ -144,14 +147,14 @@ type Stats struct {
 	Leased int64
 	// Rescues is the number of refills that this Client made because they were overdue.
 	Rescues int64
-	// Degraded is the number of takes that their bucket's server did not answer, by the reason, however they were
-	// answered then; nil if there were none.
+	// Degraded is the number of takes that the bucket's server did not answer, by reason. It counts them whatever the
+	// degraded mode decided. It is nil if there were none.
 	Degraded map[Reason]int64
 	// BreakerOpened is how often a breaker opened: so many calls failed that no more were sent until the server answered
 	// again.
 	BreakerOpened int64
-	// BreakersOpen has the servers, by address, to which no call is sent at present, and the reasons; nil if there are
-	// none.
+	// BreakersOpen has the servers to which no call is sent at present. It maps their addresses to the reasons. It is nil
+	// if there are none.
 	BreakersOpen map[string]Reason
 	// Shadowed is the number of calls that were admitted although a bucket in shadow mode had too few tokens.
 	Shadowed int64
@@ -193,7 +196,7 @@ func (c *Client) Close(ctx context.Context) error { return c.life.end(ctx, c.nod
 // life counts the goroutines and calls for which Close waits.
 type life struct {
 	closed  atomic.Bool
-	quit    chan struct{} // closed with it
+	quit    chan struct{} // closed when the Client is
 	mu      sync.Mutex
 	running sync.WaitGroup // goroutines, and calls of several steps
 	ended   chan struct{}  // closed when all of them have ended and the last step is done; nil before end is called

@@ -5,9 +5,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// degraded answers a take that the bucket did not answer. In the degraded modes open and local it answers in place of
-// the bucket. The answer has the error err in three cases: in mode closed; if there is no share from which to take; and
-// if err is not the server's fault, or only shows that the server is far away.
+// degraded returns the answer to a take that the bucket's server did not answer. In the degraded modes open and local
+// it decides in place of the bucket. The answer has the error err in three cases:
+//
+//   - The mode is closed.
+//   - The mode is local, and there is no share from which to take.
+//   - err is not the server's fault, or only shows that the server is far away.
 func (c *Client) degraded(key string, run policy.Run, err error) answer {
 	why := ReasonOf(err)
 	if why == ReasonNone {
@@ -18,7 +21,7 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 		return answer{err: err}
 	}
 	i := c.assumed(key)
-	mode := c.config.unknown // of buckets of unknown policy
+	mode := c.config.unknown // if the policy is unknown
 	if i.terms != nil {
 		mode = i.terms.Degraded
 	}
@@ -33,7 +36,7 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 		if least < n {
 			n = max(least, min(n, i.terms.Capacity-leave))
 		}
-		if i.exceeded(key, n, run.Leave) == nil { // otherwise it is denied, as always
+		if i.exceeded(key, n, run.Leave) == nil { // otherwise the caller gets ErrExceedsCapacity
 			a.reply = lua.TakeReply{OK: true, Taken: n}
 		}
 	case mode == policy.DegradedLocal && i.share != nil:

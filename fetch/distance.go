@@ -20,10 +20,11 @@ func (s *node) distance() distance {
 	return distance(s.queue.RoundTrip())
 }
 
-// needs returns how long a healthy server may be silent about a request, as far as its distance shows.
+// needs returns for how long a healthy server at this distance may be silent about a request.
 func (d distance) needs() time.Duration { return min(engine.Trips*time.Duration(d), maxDefaultTimeout) }
 
-// timeout returns the default timeout: DefaultTimeout, or four round trips if they take longer. A rescue needs four.
+// timeout returns the default timeout: DefaultTimeout, or four round trips if they take longer. A take with a rescue
+// needs four.
 func (d distance) timeout() time.Duration {
 	if d == 0 {
 		return maxDefaultTimeout
@@ -31,9 +32,9 @@ func (d distance) timeout() time.Duration {
 	return max(DefaultTimeout, d.needs())
 }
 
-// Timeout returns the present timeout of calls for a bucket that have neither WithTimeout nor a context's deadline. It
-// is the timeout that New got by WithTimeout (0 for none). Without that option it is the default at the distance of the
-// bucket's server.
+// Timeout returns the present timeout of a call for a bucket, if the call has neither the option WithTimeout nor a
+// deadline of its context. If New had the option WithTimeout, its timeout applies (0 for none). Otherwise the timeout
+// depends on the distance to the bucket's server.
 func (c *Client) Timeout(key string) time.Duration {
 	if c.config.timed {
 		return c.config.timeout
@@ -41,8 +42,9 @@ func (c *Client) Timeout(key string) time.Duration {
 	return c.nodes.of(key).distance().timeout()
 }
 
-// late returns the error of a request about which the server was silent for a while. If a healthy server may be silent
-// for as long, a timeout is no failure of the server: it is a distanceError.
+// late returns the error of a request that failed with err after the server was silent about it for some time. If err
+// is a timeout, but a healthy server may be silent for as long, late returns a distanceError: this is no failure of the
+// server.
 func (d distance) late(silent time.Duration, err error) error {
 	if errors.Is(err, context.DeadlineExceeded) && silent < d.needs() {
 		return &distanceError{trip: time.Duration(d), silent: silent}

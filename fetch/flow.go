@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// mostFlowDenials is the most flows of a bucket whose denials are remembered.
+// mostFlowDenials is the largest number of flows of one bucket whose denials are remembered.
 const mostFlowDenials = 10_000
 
 // flowBlocks are the blocks of a bucket's flows.
@@ -19,10 +19,10 @@ type flowBlocks struct {
 	n  atomic.Int32
 }
 
-// any reports whether a flow has a block.
+// any reports whether any flow has a block.
 func (f *flowBlocks) any() bool { return f != nil && f.n.Load() > 0 }
 
-// add adds a flow's block, unless the flow has one.
+// add adds a flow's block, unless the flow has one already. It reports whether it added the block.
 func (f *flowBlocks) add(flow string, blk *block) bool {
 	_, there := f.of.LoadOrStore(flow, blk)
 	if !there {
@@ -37,8 +37,8 @@ func (f *flowBlocks) remove(flow string, blk *block) {
 	}
 }
 
-// blockOf returns the block from which takes for a flow are served, nil for none. A bucket without flows has one for
-// all takes.
+// blockOf returns the block from which takes for a flow are served, nil for none. A bucket without flows has one block
+// for all takes.
 func (b *bucket) blockOf(flow string) *block {
 	if !b.known.Load().divided() {
 		return b.block.Load()
@@ -54,7 +54,8 @@ func (b *bucket) blockOf(flow string) *block {
 	return blk.(*block)
 }
 
-// waitedBy reports whether callers wait for the bucket; for a flow of it, unless flow is nil.
+// waitedBy reports whether callers wait for the bucket's tokens for a flow. If flow is nil, it reports whether any
+// callers wait for the bucket.
 func (b *bucket) waitedBy(flow *string) bool {
 	if !b.waited() || flow == nil {
 		return b.waited()
@@ -95,7 +96,7 @@ func (f *flowDenials) remember(flow string, d *denial, now time.Time) {
 	f.of[flow] = d
 }
 
-// forget drops the denials that are over, and all of them if there are none. The lock is held.
+// forget drops the denials that have expired. If none has expired, it drops all of them. The lock is held.
 func (f *flowDenials) forget(now time.Time) {
 	for flow, d := range f.of {
 		if !now.Before(d.until) {
@@ -122,13 +123,13 @@ func (t *task) asksByFlow(flow string) bool {
 // namedFlow returns the flow for which a script call of the task is made.
 func (t *task) namedFlow() lua.Flow { return lua.Flow{Name: t.flow, Divided: t.asksByFlow(t.flow)} }
 
-// payment is what a flow paid with its right for the tokens of a take.
+// payment is the part of its right that a flow paid for the tokens of a take.
 type payment struct {
 	flow   string
 	tokens int64
 }
 
-// payment returns what a flow paid for a take with this answer; nil for nothing.
+// payment returns the payment of a flow for a take with this answer, nil if the flow paid nothing.
 func (a *answer) payment(flow string) *payment {
 	if a.reply.Paid == 0 || a.source.Kind == SourceFallback {
 		return nil
@@ -136,13 +137,13 @@ func (a *answer) payment(flow string) *payment {
 	return &payment{flow, a.reply.Paid}
 }
 
-// backOf returns the return of the tokens that a take for a flow took.
+// backOf returns the call that gives back the tokens of a take for a flow.
 func backOf(reply *lua.TakeReply, i *info, flow string) lua.ReturnCall {
 	return lua.ReturnCall{N: reply.Taken, Era: i.era, Flow: flow, Paid: reply.Paid}
 }
 
-// paidOf returns for how many of the n tokens of the nth take of a run, which was made, the flow paid: for all of them
-// if it is one of the first takes, for which the flow had a right.
+// paidOf returns for how many tokens of the nth take of a run the flow paid. Each take of the run is for n tokens, and
+// this take was granted. The flow paid for the first takes, as far as it had a right, and not for the later ones.
 func paidOf(n int64, r lua.RunReply, nth int64) int64 {
 	if nth < r.Paid/n {
 		return n
@@ -150,7 +151,8 @@ func paidOf(n int64, r lua.RunReply, nth int64) int64 {
 	return 0
 }
 
-// applyReply is like Client.remember, for a take of n by the task. A denial is remembered for the task's flow.
+// applyReply is like Client.remember, for a take of n tokens by the task. If the bucket has flows, it remembers a
+// denial only for the task's flow.
 func (t *task) applyReply(n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	i := t.c.remember(t.key, n, leave, reply, asked)
 	if reply.OK || !i.divided() || i.pooled() {
@@ -191,7 +193,8 @@ func (c *Client) rememberFlows(g *group, reply *lua.TakesReply, asked time.Time)
 	return i
 }
 
-// flowsOf returns the denials of a bucket's flows; nil if the bucket got more tokens since a call that began at asked.
+// flowsOf returns the denials of a bucket's flows, so that the caller can add a denial by a call that began at asked.
+// It returns nil if the bucket has got more tokens since then.
 func (bs *buckets) flowsOf(key string, asked time.Time) *flowDenials {
 	s := bs.shard(key)
 	s.mu.Lock()

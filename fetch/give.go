@@ -8,13 +8,13 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// Return gives n tokens back, up to the bucket's capacity: what it can't hold is dropped. n is 1 to policy.MaxTokens.
-// It is for tokens whose Result was not kept, and it doesn't check where they are from: after a take or a Wait that a
-// degraded mode admitted, it would mint tokens. Undo returns only tokens that a bucket gave, and only in the same era.
+// Return gives n tokens back, up to the bucket's capacity. Tokens for which the bucket has no room are dropped. n is 1
+// to policy.MaxTokens. Use it if the Result of the take was not kept. Return doesn't check where the tokens are from:
+// after a take or a Wait that a degraded mode admitted, it would add tokens that no bucket gave. Undo returns only
+// tokens that a bucket gave, and only in the same era.
 //
-// If the bucket has no policy, the error is ErrUnknownBucket. After ErrUnavailable the tokens may have been returned.
-// Don't return them again, unless the breaker was open, so that nothing was sent (ReasonOf returns the reason). Return
-// has no degraded mode.
+// If the bucket has no policy, the error is ErrUnknownBucket. After ErrUnavailable the tokens may have been returned,
+// so don't return them again. Return has no degraded mode.
 func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOption) error {
 	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, n, nil, opts)
 }
@@ -23,8 +23,8 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 // (Result.Era). If that era is over, they are dropped. The flow that paid for them gets its right back (WithFlow).
 // Tokens that no bucket gave do not go back: those that a degraded mode granted (SourceFallback), and those that a
 // bucket in shadow mode lacked. For a denial Undo does nothing. It is not for a Reservation, which Settle ends. The
-// errors are those of Return. Call Undo once for a Result, and once for a request id: the bucket continues to remember
-// the request as charged.
+// errors are those of Return. Call Undo only once for a Result, and only once for a request id: after the Undo, the
+// bucket still remembers the request as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
@@ -47,7 +47,7 @@ func (c *Client) UndoAll(ctx context.Context, all AllResult) error {
 }
 
 // moreTokens is called when a bucket has more tokens than its last reply reported. It forgets the bucket's denial, and
-// the waiters of the bucket ask at once.
+// makes the waiters of the bucket ask at once.
 func (c *Client) moreTokens(key string) {
 	if ls := c.buckets.forgive(key).lines.Load(); ls != nil {
 		ls.wake()
@@ -63,7 +63,7 @@ func (c *Client) putBack(ctx context.Context, call Call, amount int64, of *Resul
 			return Result{OK: true}, nil
 		}
 		t := c.begin(budgetOf(ctx, cfg), key)
-		if of != nil && !t.kind.has(of.Era) { // the template was enforced in another way: the tokens are of no bucket
+		if of != nil && !t.kind.has(of.Era) { // the template's enforce has changed, so that bucket no longer exists
 			c.stats.clamped.Add(n)
 			return Result{OK: true}, nil
 		}

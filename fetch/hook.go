@@ -18,7 +18,7 @@ const (
 	OpTakeAll
 	OpWait
 	OpPeek
-	OpReturn // Undo as well
+	OpReturn // also the calls of Undo
 	OpReserve
 	OpSettle
 )
@@ -43,18 +43,19 @@ type Call struct {
 // Outcome is how a call ended.
 type Outcome struct {
 	// Result is the result of the call. For Return and Settle only OK is set. For TakeAll OK, RetryAfter and Shadow are
-	// set, Taken is the sum, and Source is the one of its results that has the highest Kind.
+	// set, Taken is the sum, and Source is the Source with the highest Kind among its results.
 	Result Result
 	// Results has the result of each request of a TakeAll, in the order of the requests; nil for other calls.
 	Results []Result
 	Err     error
-	// Reason is why the bucket's server did not answer, whatever the degraded mode made of it; ReasonNone if it did.
+	// Reason is the reason for which the bucket's server did not answer, even if the degraded mode then granted the call.
+	// If the server answered, it is ReasonNone.
 	Reason   Reason
 	Duration time.Duration
 }
 
-// Name is how a call ended, as logs, metrics and traces name it: taken, denied or done, or what went wrong:
-// unavailable, deadline, cancelled, unknown_bucket, exceeds_capacity, refused.
+// Name returns the name of the outcome in logs, metrics and traces. It is taken, denied or done. If the call failed it
+// is unavailable, deadline, cancelled, unknown_bucket, exceeds_capacity or refused.
 func (o Outcome) Name(op Op) string {
 	for _, e := range []struct {
 		err  error
@@ -82,7 +83,7 @@ func (o Outcome) Name(op Op) string {
 // concurrent use. Packages fetchprom and fetchotel have hooks that make metrics and traces for Prometheus and
 // OpenTelemetry.
 type Hook interface {
-	// Begin is called before a call. The call goes on with the context returned, which is ctx or one made of it.
+	// Begin is called before a call. The call continues with the returned context, which is ctx or derived from it.
 	Begin(ctx context.Context, call Call) context.Context
 	// End is called after a call, with the context that this hook's Begin returned.
 	End(ctx context.Context, call Call, outcome Outcome)
@@ -91,13 +92,15 @@ type Hook interface {
 // BreakerHook is a Hook that also observes the breakers, which stop calls to servers that don't answer.
 type BreakerHook interface {
 	Hook
-	// Breaker is called when the breaker of a server opens, with the reason for which calls failed, and when it closes,
-	// with ReasonNone. server is its address, empty for a client of a kind that the SDK doesn't know, and for a Cluster
-	// that was never reached. Breaker runs in a goroutine of the Client. It delays the probes of that server.
+	// Breaker is called when the breaker of a server opens, and when it closes. why is the reason for which calls failed,
+	// or ReasonNone if the breaker closes. server is the address of the server. It is empty if the SDK doesn't know the
+	// type of the Redis client, and for a Cluster that was never reached. Breaker runs in a goroutine of the Client. The
+	// probes of that server wait until it returns.
 	Breaker(server string, why Reason)
 }
 
-// WithHook adds a hook that observes every call. If there are several, the first one begins first and ends last.
+// WithHook adds a hook that observes every call. If there are several hooks, Begin of the first one is called first,
+// and its End last.
 func WithHook(h Hook) Option {
 	return clientOption(func(c *config) error {
 		if h == nil {

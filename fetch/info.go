@@ -15,7 +15,8 @@ const (
 	policyMaxAge = 10 * time.Second
 	// pooledMaxAge is policyMaxAge of a pool's bucket, whose grant comes and goes.
 	pooledMaxAge = time.Second
-	// scheduleMaxAge is how often the instants of a stepped bucket are asked for while its next one is overdue.
+	// scheduleMaxAge is the shortest time between two requests for the instants of a stepped bucket while its next instant
+	// is overdue.
 	scheduleMaxAge = time.Second
 )
 
@@ -29,14 +30,14 @@ type info struct {
 	steps  *schedule // of a stepped bucket; nil if it was never asked for
 }
 
-// schedule is the instants of a stepped bucket.
+// schedule has the instants of a stepped bucket, at which it is refilled.
 type schedule struct {
 	asked time.Time     // when they were last asked for
 	next  time.Time     // the instant to come; zero if not known
-	step  time.Duration // from the instant before to next
+	step  time.Duration // the time from the previous instant to next
 }
 
-// updated returns what is known after a reply that has the terms and the era, 0 if it has none.
+// updated returns the info after a reply with the terms and the era; era is 0 if the reply has none.
 func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 	next := new(info)
 	if i.terms != nil && terms != nil && *i.terms == *terms {
@@ -54,13 +55,14 @@ func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 	return next
 }
 
-// denial is the last one of a bucket: takes of n tokens or more, which leave as many or more, are denied until then.
+// denial is the last denial of a bucket. Until it ends, the Client denies takes of n tokens or more that leave at least
+// as many tokens (leave).
 type denial struct {
 	n, leave int64
-	left     int64        // the tokens held
-	at       lua.Refilled // then
-	until    time.Time    // no longer than denialMaxAge
-	due      time.Time    // of n tokens; zero if they are not due
+	left     int64        // tokens that the bucket held
+	at       lua.Refilled // the last refill before the denial
+	until    time.Time    // when it ends, at most denialMaxAge later
+	due      time.Time    // when n tokens are due; zero: never
 }
 
 // newDenial returns the denial of a take.
@@ -79,8 +81,8 @@ func (d *denial) holds(n, leave int64, now time.Time) bool {
 	return d != nil && n >= d.n && leave >= d.leave && now.Before(d.until)
 }
 
-// deniedFor returns how long until n tokens, and those to be left, are due, which denial d denies; less than 0 is
-// never.
+// deniedFor returns the time until a take that denial d denies could be granted: until n tokens and those that the take
+// leaves are due. A negative value means never.
 func (i *info) deniedFor(d *denial, n, leave int64, now time.Time) time.Duration {
 	if d.due.IsZero() {
 		return -1
@@ -117,7 +119,8 @@ func (i *info) limit() int64 {
 // divided reports whether the bucket has flows.
 func (i *info) divided() bool { return i.terms != nil && i.terms.Divided }
 
-// flowOf returns the flow of a take with the name: a bucket that is known to have none ignores it.
+// flowOf returns the flow of a take that names a flow. If the bucket is known to have no flows, it is empty, because
+// the bucket ignores the name.
 func (i *info) flowOf(name string) string {
 	if i.terms != nil && !i.terms.Divided {
 		return ""
@@ -128,7 +131,7 @@ func (i *info) flowOf(name string) string {
 // pooled reports whether the bucket is a pool's.
 func (i *info) pooled() bool { return i.terms != nil && i.terms.Pool }
 
-// fresh reports whether the policy may be believed.
+// fresh reports whether the policy is recent enough to be used.
 func (i *info) fresh(now time.Time) bool {
 	if i.pooled() {
 		return now.Sub(i.asOf) < pooledMaxAge
@@ -142,24 +145,24 @@ func (i *info) onFloor() bool { return i.pooled() && i.terms.GrantEra == 0 }
 // stepped reports whether the bucket is refilled at instants.
 func (i *info) stepped() bool { return i.terms != nil && i.terms.Kind == policy.Stepped }
 
-// lacksSchedule reports whether a stepped bucket's instants are to be asked for: once a step, and while that is overdue
-// once in scheduleMaxAge.
+// lacksSchedule reports whether the Client has to ask for the instants of a stepped bucket. It asks once for each step.
+// While the next step is overdue, it asks once in scheduleMaxAge.
 func (i *info) lacksSchedule(now time.Time) bool {
 	return i.steps == nil || !now.Before(i.steps.next) && now.Sub(i.steps.asked) >= scheduleMaxAge
 }
 
-// moreAfter returns the time until a bucket of this policy that holds tokens has one more, and resetAfter until it is
-// full.
+// moreAfter returns the time until a bucket of this policy has one more token than the number in tokens.
 func (i *info) moreAfter(tokens int64, now time.Time) time.Duration {
 	return i.holds(tokens+1, tokens, now)
 }
 
+// resetAfter returns the time until a bucket of this policy that holds tokens is full.
 func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
 	return i.holds(policy.MaxTokens, tokens, now)
 }
 
-// holds returns the time until a bucket of this policy that holds tokens, after a refill just now, holds n or is full.
-// A grant counts as if it went on.
+// holds returns the time until a bucket of this policy holds n tokens or is full. It assumes that the bucket was
+// refilled just now and then held tokens, and that a grant in force does not end.
 func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
 	if i.terms == nil {
 		return Never
@@ -180,8 +183,8 @@ func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
 	return wait(micros(b.Wait(min(n, t.Capacity), 0)))
 }
 
-// untilDue returns the time until n tokens, which may exceed the capacity, fall due in a bucket that was found with the
-// tokens; negative if that is not known.
+// untilDue returns the time until n tokens are due in a bucket that held tokens at the time of a reply; at is from that
+// reply. n may exceed the capacity. The result is negative if the time is unknown.
 func (i *info) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	if i.terms == nil || i.terms.Kind == policy.Stepped || n > policy.MaxTokens {
 		return -1
@@ -192,7 +195,7 @@ func (i *info) untilDue(n, tokens int64, at lua.Refilled) time.Duration {
 	return micros(b.Wait(n, at.Now))
 }
 
-// wait returns a script's waiting time as a Result shows it.
+// wait converts a waiting time of a script, where negative values mean never, to that of a Result.
 func wait(d time.Duration) time.Duration {
 	if d < 0 {
 		return Never
@@ -202,9 +205,9 @@ func wait(d time.Duration) time.Duration {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// askSchedule asks for the instants of a stepped bucket, about once a step. Without a reply they stay unknown, and the
-// take does without them. Those of a budget are its template's; at is the time of its server in the last reply, 0 if
-// that has none.
+// askSchedule asks for the instants of a stepped bucket. It is called about once a step. Without a reply the instants
+// stay unknown, and the take does without them. The instants of a budget are computed from its template. at is the
+// server's time in the last reply, 0 if the reply has none.
 func (c *Client) askSchedule(t *task, at int64) *info {
 	steps := &schedule{asked: time.Now()}
 	if r := asBudget(t.kind); r != nil {

@@ -10,16 +10,18 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// kind is how a bucket is kept. Its methods make calls through a lua.Client, which a task is.
+// kind is the way in which a bucket is kept. Its methods make calls through a lua.Client, such as a task.
 type kind interface {
 	// takes returns the Takes of a group, to which the caller adds the runs.
 	takes(g *group) lua.Takes
-	// outdated reports whether the cached policy is older than the template's. Then the next take must be whole.
+	// outdated reports whether the cached policy is older than the template's. If so, the next take must ask with all
+	// keys.
 	outdated(i *info) bool
-	// has reports whether the result of a take from such a bucket can have this era. The era of a lazy bucket is 0. That
-	// of a refilled bucket is not.
+	// has reports whether the result of a take from such a bucket can have this era. The era of a lazy bucket is 0, and
+	// the era of a refilled bucket is never 0.
 	has(era int64) bool
-	// open creates the bucket, if it is missing, for a call of another script, which may hold tokens for as long as hold.
+	// open creates the bucket if it is missing. It is called before the call of another script, which may hold tokens for
+	// up to hold.
 	open(t *task, hold time.Duration) error
 	// giveBack returns tokens to the era in which they were taken, 0 for any, and the right that a flow paid for them.
 	giveBack(ctx context.Context, c lua.Client, key string, back lua.ReturnCall) (lua.ReturnReply, error)
@@ -48,7 +50,8 @@ func (configured) giveBack(ctx context.Context, c lua.Client, key string, back l
 	return lua.ReturnPaid(ctx, c, key, back)
 }
 
-// peek returns ErrUnknownBucket if the bucket has neither tokens nor a policy, as a take does. Its index may be left.
+// peek returns ErrUnknownBucket if the bucket has neither tokens nor a policy, as a take does. Such a bucket may still
+// have an index.
 func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekReply, error) {
 	p, err := lua.Peek(ctx, c, key, 1)
 	if err == nil && p.Lost && p.Terms == nil {
@@ -57,8 +60,8 @@ func (configured) peek(ctx context.Context, c lua.Client, key string) (lua.PeekR
 	return p, err
 }
 
-// refilled is a bucket of a template that refillers refill while it isn't full, or a budget, which takes credit. Its
-// first take creates it.
+// refilled is the kind of a template's buckets that refillers refill while they aren't full. It is also the kind of
+// budgets, to which takes credit the tokens. The first take creates such a bucket.
 type refilled struct {
 	rule      *policy.CompiledTemplate
 	template  *lua.Template
@@ -89,7 +92,7 @@ func asBudget(k kind) *refilled {
 func (r *refilled) outdated(i *info) bool { return r.replaces(i.terms) }
 
 // replaces reports whether the next take replaces policy t by the template's. It does if t is of an earlier version,
-// and is neither a pool's nor an override. A nil t is an unknown policy.
+// unless t is the policy of a pool or an override. A nil t is an unknown policy.
 func (r *refilled) replaces(t *policy.Terms) bool {
 	return t != nil && !t.Pool && t.Fence.Before(r.rule.Terms.Fence)
 }
@@ -134,9 +137,9 @@ func (r *refilled) peek(ctx context.Context, c lua.Client, key string) (lua.Peek
 	return p, err
 }
 
-// found changes a reply to the state that the next take would find. If the next take would replace the bucket's policy
-// by terms, the template's in the version that the Client knows, it settles the bucket first. If the bucket has no
-// state, the next take creates or adopts it.
+// found changes a reply to the state that the next take would find. terms is the policy that the take would bring, as
+// the Client knows it. If the take would replace the bucket's policy by terms, it would first refill the bucket under
+// its old policy. If the bucket has no state, the take would create or adopt it.
 func (r *refilled) found(p *lua.PeekReply, terms *policy.Terms) {
 	index := p.Version.Index + p.Moved
 	b := policy.Bucket{Tokens: &p.Tokens, Index: &index}
@@ -172,7 +175,8 @@ func (r *refilled) found(p *lua.PeekReply, terms *policy.Terms) {
 	p.Wait = micros(b.Wait(1, p.Now))
 }
 
-// lazy is a bucket of a lazy template, which each call credits first. It has no eras, reservations or requests.
+// lazy is the kind of a lazy template's buckets. Each call first credits the bucket. These buckets have no eras, no
+// reservations and no request ids.
 type lazy struct{ rule *policy.CompiledTemplate }
 
 func (l *lazy) takes(g *group) lua.Takes {
@@ -204,7 +208,7 @@ func (l *lazy) peek(ctx context.Context, c lua.Client, key string) (lua.PeekRepl
 	if r.Terms == nil {
 		r.Terms = &l.rule.Terms
 	}
-	// The part of a token in what the bucket lacks shows the credit of the next token.
+	// The bucket may lack a fraction of a token. The rest of that token is its carry.
 	carry := (r.Terms.Capacity-r.Remaining)*r.Terms.Per - r.Reset.Microseconds()*r.Terms.Tokens
 	return lua.PeekReply{
 		Tokens: r.Remaining, Wait: r.Runs[0].Wait, Terms: r.Terms, Carry: min(max(carry, 0), r.Terms.Per-1),

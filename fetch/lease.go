@@ -22,31 +22,32 @@ const (
 )
 
 const (
-	// leaseGrace is how much longer than its hold time a block lasts. Otherwise it could not be given back after a time in
-	// which its server was unavailable.
+	// leaseGrace is how much longer than the hold time the bucket keeps a block. Otherwise a block could not be given back
+	// after a time in which its server was unavailable.
 	leaseGrace = 2 * time.Second
-	// leaseMargin is the part of leaseGrace in which tokens are no longer handed out: a process may be stopped between
-	// the reading of its clock and the work that the token is for.
+	// leaseMargin is the last part of leaseGrace. In this part, takers get no tokens of the block any more. Otherwise a
+	// process that is stopped after it read its clock could use a token that the bucket has counted as unused.
 	leaseMargin = time.Second
 	// maxLeases bounds the blocks of a Client, and with them its goroutines.
 	maxLeases = 4096
-	// leaseFrom is with which take of a bucket within a hold time its block begins: to begin one, keep it and give it
-	// back takes some calls, and they should be fewer than those that it spares.
+	// leaseFrom is the number of takes from a bucket within a hold time that make its block begin. A block costs some
+	// calls: to begin it, to keep it and to give it back. It should save more calls than that.
 	leaseFrom = 8
-	// places is how many buckets without a block are counted at a time.
+	// places is the number of buckets without a block whose takes can be counted at the same time.
 	places = 1024
 )
 
-// WithLease makes the Client hold blocks of up to most tokens, 1 to policy.MaxTokens, in memory. It answers Take and
-// TakeUpTo from them without a call. Such an answer has SourceLeased. The option is for all buckets, or for those of
-// ForKeys and ForPrefix. If several options match a key, the one that names it applies, or else the one with the
-// longest prefix.
+// WithLease makes the Client hold blocks of tokens in memory. A block has up to most tokens; most is 1 to
+// policy.MaxTokens. Take and TakeUpTo can take from a block without a call. Their Result then has SourceLeased. The
+// option applies to all buckets, or to those that ForKeys and ForPrefix name. If several options match a key, the
+// option that names the key applies. If none names it, the option with the longest prefix applies.
 //
 // A bucket's block begins with its eighth take within the hold time, granted or not:
 //
-//   - Its size is the number of tokens that are taken within about a third of hold, but at most most and the capacity.
+//   - Its size is the number of tokens that are taken within about a third of hold, but no more than most and the
+//     capacity.
 //   - When half of it is left, the Client asks for more. A call gets at most half of the tokens in the bucket.
-//   - Unused tokens go back within hold, 10 ms to an hour, and at Close.
+//   - Unused tokens go back within hold, which is 10 ms to an hour, and at Close.
 //   - While the bucket's server is unavailable, takes use the block, for about a second beyond hold.
 //
 // If the block has too few tokens for a take, the take is made from the bucket. It is denied if the bucket has too few,
@@ -58,17 +59,17 @@ const (
 //
 //   - Other consumers are denied tokens that are unused in a block, for up to hold.
 //   - If a process dies, its blocks are dropped, because it is unknown how many of their tokens were used.
-//   - A bucket is refilled while blocks hold some of its tokens. So the takes in a window can exceed capacity and
-//     credit by the tokens that were in blocks when it began; Result.Outstanding of a Peek is their number. A bucket
-//     whose policy is strict leaves room for them instead, and keeps the bound.
+//   - A bucket is refilled while blocks hold some of its tokens. So the takes in a period can exceed capacity plus
+//     credit, by the tokens that were in blocks when the period began. Result.Outstanding of a Peek is the number of
+//     these tokens. A bucket whose policy is strict leaves room for these tokens, so its takes never exceed the bound.
 //
 // While a call of this Client waits for a bucket (Wait), the Client holds no block of it. Takes with a request id,
-// TakeAll and Reserve are put to the bucket. Buckets without a policy, and those of a template whose Enforce is
+// TakeAll and Reserve never use blocks. Buckets without a policy, and those of a template whose Enforce is
 // policy.EnforceLazy, have no blocks.
 //
-// A bucket with flows has a block for each flow that takes so often. The block gets the tokens that a TakeUpTo for the
-// flow would get. They count as asked for by the flow. When they go back, the flow gets the right back that it paid.
-// Undo of a take from such a block gives no right back.
+// A bucket with flows has a separate block for each flow that takes so often. The block gets the tokens that a TakeUpTo
+// for the flow would get, and these tokens count as asked for by the flow. When they go back, the flow gets the right
+// back that it paid. Undo of a take from such a block gives no right back.
 func WithLease(most int64, hold time.Duration) LeaseOption {
 	return LeaseOption{rule: leaseRule{most, hold}}
 }
@@ -80,20 +81,21 @@ type LeaseOption struct {
 	prefixes []string
 }
 
-// leaseRule says how many tokens a block may have and how long it is held.
+// leaseRule has the largest number of tokens of a block, and the time for which a block is held.
 type leaseRule struct {
 	most int64
 	hold time.Duration
 }
 
-// ForKeys restricts the option to the buckets with these keys, beside those that it is for already.
+// ForKeys restricts the option to the buckets with these keys, and to those that earlier ForKeys and ForPrefix have
+// named.
 func (o LeaseOption) ForKeys(keys ...string) LeaseOption {
 	o.keys = slices.Concat(o.keys, keys)
 	return o
 }
 
-// ForPrefix restricts the option to the buckets whose keys begin with prefix, such as those of a template, beside those
-// that it is for already.
+// ForPrefix restricts the option to the buckets whose keys begin with prefix, such as those of a template, and to those
+// that earlier ForKeys and ForPrefix have named.
 func (o LeaseOption) ForPrefix(prefix string) LeaseOption {
 	o.prefixes = slices.Concat(o.prefixes, []string{prefix})
 	return o
@@ -133,7 +135,7 @@ func (o LeaseOption) applyClient(c *config) error {
 	return nil
 }
 
-// leaseRules say which buckets have blocks. The zero leaseRules have none do.
+// leaseRules determine which buckets have blocks. With the zero value, no bucket has one.
 type leaseRules struct {
 	keys     map[string]leaseRule
 	prefixes []prefixRule // the longest first
@@ -170,10 +172,10 @@ type leases struct {
 	mu     sync.Mutex
 	blocks map[*block]struct{}
 
-	// seen has, for the hash of a key, how often a bucket without a block was taken from in which of its hold times.
-	// Keys that share a place displace one another, so of very many keys that are equally busy few get a block. With a
-	// count per bucket, 256 goroutines that take from 10,000 keys make a block of each: 39,000 takes/s in place of
-	// 133,000, and errors.
+	// seen counts the takes from each bucket without a block in the current hold time. The hash of the bucket's key
+	// determines the place of its count. Keys that share a place displace one another. So if very many keys are equally
+	// busy, few of them get a block. With a count for each bucket, 256 goroutines that take from 10,000 keys would make
+	// blocks for all keys. They would make 39,000 takes/s in place of 133,000, and some takes would fail.
 	seed maphash.Seed
 	seen [places]atomic.Uint64
 }
@@ -188,8 +190,9 @@ func newLeases(c *Client) *leases {
 
 func (ls *leases) now() time.Duration { return time.Since(ls.began) }
 
-// takeLocal takes as many tokens of the block of the bucket, or of a flow, as there are, from least up to n. If few are
-// left it returns the block, which the caller is to signal: after it has asked the bucket for more, if it does.
+// takeLocal takes up to n tokens from the block of the bucket or of a flow. It takes none if that would be fewer than
+// least. If few tokens are left it returns the block, and the caller has to call the block's signal. A caller that asks
+// the bucket for more tokens does so first.
 func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Result, *block) {
 	blk := b.blockOf(flow)
 	if blk == nil {
@@ -202,15 +205,15 @@ func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Res
 	return r, blk
 }
 
-// yield has the block of the bucket, or of a flow, given back, since a caller waits.
+// yield makes the keeper of the block, of the bucket or of a flow, give its tokens back, because a caller waits.
 func (b *bucket) yield(flow string) {
 	if blk := b.blockOf(flow); blk != nil {
 		timing.Signal(blk.wake)
 	}
 }
 
-// missed counts a take, for a flow, that was put to the bucket itself and got n tokens. A denial, with n 0, is no use
-// of a block: one that counted would keep a block that has the tokens which the take lacks.
+// missed counts a take for a flow that asked the bucket itself and got n tokens; n is 0 if it was denied. A denial does
+// not count as use of an existing block. Otherwise takes could prolong a block that has the tokens which they lack.
 func (ls *leases) missed(key, flow string, n int64) {
 	b := ls.c.buckets.find(key)
 	if blk := b.blockOf(flow); blk != nil {
@@ -224,7 +227,8 @@ func (ls *leases) missed(key, flow string, n int64) {
 	if _, isLazy := ls.c.templates.kind(key).(*lazy); isLazy {
 		return
 	}
-	// A place holds half of the key's hash, the number of the hold time, and in the last digit the number of takes.
+	// A place has half of the key's hash, then the number of the hold time, and in the last octal digit the number of
+	// takes.
 	of := (*string)(nil)
 	hash := maphash.String(ls.seed, key)
 	if b.known.Load().divided() {

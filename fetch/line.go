@@ -29,7 +29,7 @@ type line struct {
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all its waiters want
-	again       chan struct{} // gets a signal if there may be more tokens, and when the first waiter goes
+	again       chan struct{} // gets a signal if there may be more tokens, and when the first waiter leaves
 
 	// The last denial. denied is zero if there was none, or if it no longer applies.
 	denied time.Time // when the denial was received
@@ -120,7 +120,7 @@ func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
 }
 
 // holdTime returns for how long the line holds back a take of n tokens: for a refill interval, or for the time in which
-// twice as many tokens are refilled if that is longer. Otherwise the takes that pass the line could get all tokens.
+// refills add twice n tokens if that is longer. Otherwise the takes that pass the line could get all tokens.
 func (l *line) holdTime(n int64) time.Duration {
 	at := l.at
 	at.Now = at.Last
@@ -164,8 +164,8 @@ func (ls *lines) dueBehind(flow string, n int64, leave policy.Leave) (due time.D
 	return last.untilDue(total+n, leave), true
 }
 
-// behind reports whether lines hold a take back, and for how long. That is at least a millisecond; a negative value
-// means for ever. If mayPass is set, the lines hold the take back only as long as pass says.
+// behind reports whether lines hold a take back, and for how long. due is at least a millisecond. If it is negative,
+// they hold the take back for ever. If mayPass is set, they hold it back no longer than pass allows.
 func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Duration, yes bool) {
 	if !b.waited() {
 		return 0, false
@@ -188,8 +188,8 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 }
 
 // leaves returns the tokens that a call for a take of n must leave in the bucket: those of leave and, unless the take
-// passes the lines ahead, the tokens that these lines want. These are added only up to the capacity less n. The lock is
-// held.
+// passes the lines ahead, the tokens that these lines want. They are added only as far as the sum is at most the
+// capacity less n. The lock is held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {
@@ -245,7 +245,8 @@ func (l *line) end(w *waiter, v verdict) {
 	w.verdict <- v
 }
 
-// close removes an empty line. The lines that leave as much or more, of whatever flow, ask at once. The lock is held.
+// close removes an empty line. Then all lines that leave at least as much ask at once, whatever their flow. The lock is
+// held.
 func (l *line) close() {
 	l.of = slices.DeleteFunc(l.of, func(other *line) bool { return other == l })
 	timing.Signal(l.again)
@@ -257,7 +258,7 @@ func (l *line) close() {
 }
 
 // remember records the denial in an answer. From it the line computes when the tokens of its waiters are due. If the
-// answer is no denial, remember removes the last one. The lock is held.
+// answer is no denial, remember removes the line's last denial. The lock is held.
 func (l *line) remember(runs []policy.Run, a *answer) {
 	if a.err != nil || a.reply.OK || a.info.shadowed() {
 		l.denied = time.Time{}

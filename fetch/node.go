@@ -27,8 +27,8 @@ type node struct {
 	probe                   atomic.Pointer[string] // a key that the server has, for probes
 }
 
-// open returns the error of a call about a key, nil if the call may be made. It may not if no server has the key or the
-// server's breaker is open.
+// open returns nil if a call about a key may be made. It returns an error if no server has the key, or if the server's
+// breaker is open.
 func (s *node) open(key string) error {
 	if s.lost != nil {
 		return s.lost
@@ -102,7 +102,7 @@ func foreign(o *redis.Options) bool {
 }
 
 // add makes the breaker of a server and its queue, with at most most calls at once. excuse reports whether calls wait
-// for a connection. If express isn't nil, callers make their lone calls with it.
+// for a connection. If express isn't nil, a caller whose call is the only one makes it with express.
 func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func() bool,
 	express *engine.Express[ask]) *node {
 	s.breaker = &engine.Breaker{
@@ -313,6 +313,6 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 		ns.byClient.Store(client, s)
 		return client
 	}
-	o.MaintNotificationsConfig = nil // there are none for a Cluster's servers
+	o.MaintNotificationsConfig = nil // a Cluster's servers send no such notifications
 	return &o
 }

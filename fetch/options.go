@@ -13,10 +13,10 @@ import (
 const (
 	// DefaultTimeout is the timeout of a call without WithTimeout, if four round trips to the server take less time.
 	DefaultTimeout = 50 * time.Millisecond
-	// maxDefaultTimeout bounds such a call, the time for opening connections included. It is the timeout before the
-	// server's first answer.
+	// maxDefaultTimeout bounds a call without WithTimeout, including the time for opening connections. It is also the
+	// timeout before the server's first answer.
 	maxDefaultTimeout = engine.FirstTime
-	// defaultConcurrency bounds the round trips under way to a server without WithConcurrency.
+	// defaultConcurrency bounds the round trips that are under way to a server, if WithConcurrency is not given.
 	defaultConcurrency = 256
 	// maxConcurrency is the highest number that WithConcurrency accepts.
 	maxConcurrency = 1 << 16
@@ -34,7 +34,7 @@ type Option interface{ applyClient(*config) error }
 // CallOption changes one call. If an option has no effect on the method, the call returns ErrInvalidOption.
 type CallOption interface{ applyCall(*callConfig) error }
 
-// SharedOption is an Option and a CallOption: for all calls of a Client, or for one.
+// SharedOption is an Option and a CallOption. It applies to all calls of a Client, or to one call.
 type SharedOption interface {
 	Option
 	CallOption
@@ -55,7 +55,7 @@ type sharedOption struct{ callOption }
 
 func (o sharedOption) applyClient(c *config) error { return o.callOption(&c.callConfig) }
 
-// Timeout returns the timeout, 0 for none, to limiters, which have no other option.
+// Timeout returns the timeout that the option sets; 0 is none. Limiters call it, because they accept no other option.
 func (o callOption) Timeout() (time.Duration, error) {
 	var c callConfig
 	if err := o(&c); err != nil {
@@ -93,10 +93,10 @@ type callConfig struct {
 	reservation string // id; empty: a random one
 	overrun     policy.Overrun
 	flow        string
-	given       uses // options that not every method has
+	given       uses // options that were given and that not every method accepts
 }
 
-// uses records that a method's option was given, unless its value is invalid.
+// uses records that an option was given. If its value is invalid, uses returns an error instead.
 func (c *callConfig) uses(option uses, invalid error) error {
 	if invalid != nil {
 		return fmt.Errorf("%w: %w", ErrInvalidOption, invalid)
@@ -105,7 +105,7 @@ func (c *callConfig) uses(option uses, invalid error) error {
 	return nil
 }
 
-// uses is a set of methods' options.
+// uses is a set of options that not every method accepts.
 type uses uint8
 
 const (
@@ -160,18 +160,19 @@ func (c *Client) with(op Op, opts []CallOption) (*callConfig, error) {
 	return &changed, nil
 }
 
-// WithTimeout bounds the whole time of a call, including the time for opening connections. After d, and a last check of
-// 5 ms, the call gets the answer of its degraded mode, by default ErrUnavailable. If this process itself was stopped
-// meanwhile, the bound moves by that time, by at most d. An earlier deadline of the context applies, too. As an option
-// of New it applies to every call without this option. In Wait it bounds each question to the server, and not the wait.
-// If d is 0, only each reply is bounded, to a minute. A negative d is refused.
+// WithTimeout bounds the whole time of a call, including the time for opening connections. When d has passed, the call
+// waits for its reply for another 5 ms. Then the degraded mode decides its result, by default ErrUnavailable. If this
+// process itself was stopped meanwhile, the timeout is extended by that time, but at most by d. An earlier deadline of
+// the context still applies. As an option of New, WithTimeout applies to every call that doesn't have it as its own
+// option. In Wait it bounds each request to the server, and not the whole wait. If d is 0 there is no timeout, but the
+// Client waits at most a minute for each reply. A negative d is refused.
 //
 // Without the option the timeout is DefaultTimeout or four round trips to the bucket's server, as recently measured,
-// whichever is longer. It does not include the time for opening connections. Altogether a call takes at most a second,
-// which is also the timeout before the server's first answer (Ready waits for that answer).
+// whichever is longer. It does not include the time for opening connections. Altogether a call needs at most a second.
+// A second is also the timeout before the server's first answer. Ready waits for that answer.
 //
-// With a lower timeout, calls may fail because Redis is slow for a moment, although they have had their effect. With a
-// higher one, callers wait longer while Redis is unavailable. If a call ends after less than four round trips, the
+// With a shorter timeout, calls may fail because Redis is slow for a moment, although Redis has executed them. With a
+// longer timeout, callers wait longer while Redis is unavailable. If a call ends after less than four round trips, the
 // server may be healthy. So its error is ErrUnavailable with ReasonDistance, in every degraded mode.
 func WithTimeout(d time.Duration) SharedOption {
 	return sharedOption{func(c *callConfig) error {
@@ -184,11 +185,13 @@ func WithTimeout(d time.Duration) SharedOption {
 	}}
 }
 
-// WithLeave denies a call that would leave fewer than n tokens in the bucket, 0 to policy.MaxTokens. So there are
-// tokens left for more urgent work. RetryAfter is the time until the bucket has enough tokens for both.
+// WithLeave denies a call that would leave fewer than n tokens in the bucket. These tokens are left for more urgent
+// work. n is 0 to policy.MaxTokens. RetryAfter of a denial is the time until the bucket has n tokens beyond those of
+// the call.
 func WithLeave(n int64) CallOption { return leaveOption(policy.Leave{Tokens: n}) }
 
-// WithLeavePercent is like WithLeave, with a part of the bucket's capacity: 0 to 100 percent, rounded up.
+// WithLeavePercent is like WithLeave, but the number of tokens is given as a part of the bucket's capacity: 0 to 100
+// percent, rounded up.
 func WithLeavePercent(percent int64) CallOption { return leaveOption(policy.Leave{Percent: percent}) }
 
 func leaveOption(l policy.Leave) CallOption {
@@ -198,14 +201,15 @@ func leaveOption(l policy.Leave) CallOption {
 	})
 }
 
-// WithFlow names the flow for which a call takes tokens, such as a user, a tenant or a job: 1 to policy.MaxFlowLen
-// bytes, in up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among them: each flow is
-// served up to its part, however much the others ask for, and all flows may use the parts that others don't need. All
-// takes without a name belong to one further flow. A bucket without flows ignores the name.
+// WithFlow names the flow for which a call takes tokens, such as a user, a tenant or a job. The name has 1 to
+// policy.MaxFlowLen bytes and up to three levels, as in team-a/user-7. A bucket that has flows is divided fairly among
+// them. Each flow gets up to its part, however much the others ask for. The parts that some flows don't need are
+// available to all others. All takes without a name belong to one further flow. A bucket without flows ignores the
+// name.
 //
 // The division is fair among names. A caller that can choose its name can get the parts of many flows. So derive the
-// name from an authenticated identity, and use one name for all unauthenticated callers. Each flow has its own
-// remembered denials, lines of Wait and blocks (WithLease).
+// name from an authenticated identity, and use one name for all unauthenticated callers. The Client keeps denials,
+// lines of Wait and blocks (WithLease) separately for each flow.
 func WithFlow(name string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.flow = name
@@ -217,19 +221,19 @@ func WithFlow(name string) CallOption {
 	})
 }
 
-// WithRequestID names the request that a take is for: 1 to lua.MaxRequestIDLen printable ASCII characters without
-// spaces, unique among the takes of a bucket. While the bucket remembers the id (WithRequestMemory), takes with this id
-// charge the bucket once, whichever consumer makes them, and all of them get the answer of the first one that was
-// charged. So a take that ended with ErrUnavailable can be repeated. The Client itself repeats it once if its
-// connection fails and the timeout leaves time. A denial takes nothing and is not remembered, so the request may be
-// made again.
+// WithRequestID names the request for which a take is made. The id has 1 to lua.MaxRequestIDLen printable ASCII
+// characters without spaces, and is unique among the takes of a bucket. The bucket remembers the id for some time
+// (WithRequestMemory). In that time all takes with this id charge the bucket once, whichever consumer makes them. All
+// of them get the result of the first take that was charged. So a take that ended with ErrUnavailable can be repeated.
+// The Client itself repeats it once if its connection fails and the timeout leaves time. A denial takes nothing and is
+// not remembered, so the request may be made again.
 //
 // If the id was used for another number of tokens, another leave or another flow, the error is ErrRequestReused.
 //
 // Such a take is a separate call, which doesn't queue behind callers of Wait. For each id that the bucket remembers,
 // Redis keeps a key of about a hundred bytes. If the caller stops waiting, the tokens are not given back, because the
-// request may be repeated. A bucket that Redis has lost has lost its requests, too. On a Cluster or Ring all buckets of
-// a TakeAll with a request id must be in one slot.
+// request may be repeated. If Redis loses a bucket, it loses the bucket's request ids, too. On a Cluster or Ring all
+// buckets of a TakeAll with a request id must be in one slot.
 func WithRequestID(id string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.request = id
@@ -238,8 +242,8 @@ func WithRequestID(id string) CallOption {
 }
 
 // WithRequestMemory sets how long a request id is remembered after the take that was charged: whole milliseconds up to
-// lua.MaxRequestMemory. As an option of New it applies to every take without this option. As an option of a call it
-// needs WithRequestID. Make it longer than the time for which callers retry.
+// lua.MaxRequestMemory. As an option of New it applies to every take that doesn't have it as its own option. As an
+// option of a call it needs WithRequestID. Make it longer than the time for which callers retry.
 func WithRequestMemory(d time.Duration) SharedOption {
 	return sharedOption{func(c *callConfig) error {
 		if d < lua.MinRequestMemory || d > lua.MaxRequestMemory || d%time.Millisecond != 0 {
@@ -261,8 +265,8 @@ func WithReservationID(id string) CallOption {
 }
 
 // WithOverrun sets what happens if more tokens are used than were reserved, and the bucket has too few for the
-// difference. With policy.OverrunClamp, the default, the rest is forgiven. With policy.OverrunDebt later refills pay
-// the rest before they add tokens, up to the bucket's capacity.
+// difference. With policy.OverrunClamp, the default, the rest is forgiven. With policy.OverrunDebt the rest is owed, up
+// to the bucket's capacity: later refills pay it before they add tokens.
 func WithOverrun(o policy.Overrun) CallOption {
 	return callOption(func(c *callConfig) error {
 		if o != policy.OverrunClamp && o != policy.OverrunDebt {
@@ -273,9 +277,10 @@ func WithOverrun(o policy.Overrun) CallOption {
 	})
 }
 
-// WithConcurrency bounds the concurrent round trips to a server, 1 to 65,536, and with them the Client's goroutines and
-// connections. PoolSize and MaxActiveConns of the Redis client bound them, too. Each round trip sends all calls that
-// wait at that time, up to about 65,000. Further calls are ErrUnavailable.
+// WithConcurrency bounds the concurrent round trips to a server. n is 1 to 65,536. The Client has no more goroutines
+// and connections for the server than that. PoolSize and MaxActiveConns of the Redis client are further bounds. Each
+// round trip sends all calls that wait at that time. At most about 65,000 calls may wait. A further call returns
+// ErrUnavailable.
 func WithConcurrency(n int) Option {
 	return clientOption(func(c *config) error {
 		c.concurrency = n
@@ -291,12 +296,12 @@ func inRange(what string, n, most int) error {
 	return nil
 }
 
-// WithCacheSize sets how many buckets the Client remembers: at least the n that it used last, 1 to 16,777,216. A take
-// of a bucket that it has forgotten also asks for the policy, which costs Redis several times as much. While Redis is
-// unavailable, the degraded mode of such a bucket is unknown.
+// WithCacheSize sets how many buckets the Client remembers: at least the n buckets that it used last. n is 1 to
+// 16,777,216. A take from a forgotten bucket also asks for the policy. This costs Redis several times as much as a take
+// without the policy. While Redis is unavailable, the degraded mode of a forgotten bucket is unknown.
 //
-// The Client remembers up to 2n buckets, each in about 220 bytes and its key: 90 MB with the default. A bucket needs no
-// memory before it is used.
+// The Client remembers up to 2n buckets. Each of them needs about 220 bytes and the length of its key. With the default
+// size these are 90 MB, beside the keys. A bucket needs no memory before it is used.
 func WithCacheSize(n int) Option {
 	return clientOption(func(c *config) error {
 		c.cacheSize = n
@@ -306,10 +311,11 @@ func WithCacheSize(n int) Option {
 
 // WithDenyCache turns the memory of denials on, which is the default, or off.
 //
-// If it is on, a denial is remembered until its tokens are due, at most for a second. Meanwhile the Client itself
-// denies takes of as many tokens or more that leave as many or more, with SourceCached. A return through the same
-// Client ends this. Tokens that other programs return or that an operator grants are noticed only after that time.
-// Denials of a pool's bucket are not remembered, because the pool computes from their number what its region needs.
+// If it is on, the Client remembers a denial until its tokens are due, but at most for a second. Meanwhile it denies
+// further takes itself, with SourceCached, if they want at least as many tokens and leave at least as many. A return of
+// tokens through the same Client makes it forget the denial. Tokens that other programs return, or that an operator
+// grants, have no effect before the time is over. Denials of a pool's bucket are not remembered: the bucket must count
+// them, because the pool computes the need of its region from their number.
 //
 // If it is off, every take asks the bucket.
 func WithDenyCache(on bool) Option {
@@ -321,12 +327,16 @@ func WithDenyCache(on bool) Option {
 
 // WithRescue turns rescues on, which is the default, or off.
 //
-// If it is on, a take that is denied although a refill is overdue makes the refill itself and asks again. Its answer
-// has SourceRescued. A refill is overdue if the last one is more than two refill intervals ago (plus up to a quarter of
-// one, which differs from Client to Client), or is in the future because the server's clock went back. The Client uses
-// the refillers' script with the version in the denial: it credits the elapsed time, whichever program calls it,
-// changes no policy and creates no bucket. A Client makes at most one such refill per bucket and interval. Buckets with
-// a schedule are not rescued, because only refillers have the schedule.
+// If it is on, a take that is denied although a refill is overdue makes the refill itself and asks again. Its result
+// has SourceRescued. A refill is overdue in two cases:
+//
+//   - The last refill is more than two refill intervals ago. Each Client adds a part of its own to this time, up to a
+//     quarter of an interval.
+//   - The last refill is in the future, because the server's clock went back.
+//
+// The Client calls the refillers' script with the version that the denial reported. The script credits the elapsed
+// time, whichever program calls it. The call changes no policy and creates no bucket. A Client makes at most one such
+// refill per bucket and interval. Buckets with a schedule are not rescued, because only refillers have the schedule.
 //
 // If it is off, takes are denied while no refiller is alive.
 func WithRescue(on bool) Option {
@@ -339,8 +349,9 @@ func WithRescue(on bool) Option {
 // WithPublishedTemplates turns the templates that refillers publish on, which is the default, or off.
 //
 // If it is on, the Client reads the templates from Redis when it is first used. While it is used, it checks about twice
-// a second whether they have changed. Every key that a template matches has a bucket. Keys that no template matches
-// cost at most one read in a tenth of a second, whatever their number, and store nothing in Redis.
+// a second whether they have changed. Every key that a template matches has a bucket. For keys that no template
+// matches, the Client reads the templates again, at most once in a tenth of a second for all of them. It stores nothing
+// in Redis for such keys.
 //
 // If it is off, no templates are read, and keys of templates are unknown.
 func WithPublishedTemplates(on bool) Option {
@@ -351,9 +362,9 @@ func WithPublishedTemplates(on bool) Option {
 }
 
 // WithUnknownDegraded sets the degraded mode of buckets whose policy this Client doesn't know, and whose key no
-// template matches: DegradedClosed, the default, or DegradedOpen. After the first answer of a bucket its own policy
-// decides, for as long as the Client remembers the bucket. DegradedLocal is refused, because it needs the bucket's
-// rate.
+// template matches: DegradedClosed, the default, or DegradedOpen. Once a bucket has answered, the degraded mode of its
+// policy applies for as long as the Client remembers the bucket. DegradedLocal is refused, because it needs the
+// bucket's rate.
 func WithUnknownDegraded(mode policy.Degraded) Option {
 	return clientOption(func(c *config) error {
 		if mode != policy.DegradedClosed && mode != policy.DegradedOpen {
@@ -366,12 +377,13 @@ func WithUnknownDegraded(mode policy.Degraded) Option {
 
 // WithTemplates gives the Client templates, for programs without a refiller: every key that a template matches is a
 // bucket with the template's policy. Each template must be lazy (policy.EnforceLazy) or have a schedule, which makes
-// its buckets budgets. Takes credit both, exactly. A full lazy bucket needs no key in Redis. If two templates match a
-// key, the more specific one applies. If neither is more specific, the templates are refused.
+// its buckets budgets. In both cases the takes themselves credit the tokens, exactly. A full lazy bucket needs no key
+// in Redis. If two templates match a key, the more specific one applies. If neither is more specific, the templates are
+// refused.
 //
 // The Client then doesn't read the templates that refillers publish. All programs that share the keys should have the
-// same templates. Lazy buckets have no reservations and no request ids: such calls are ErrLazyBucket. To change the
-// policy of budgets later, use WithTemplatesVersion.
+// same templates. Lazy buckets have no reservations and no request ids: calls that need them return ErrLazyBucket. To
+// change the policy of budgets later, use WithTemplatesVersion.
 func WithTemplates(list ...policy.Template) Option {
 	return clientOption(func(c *config) error {
 		set, err := policy.NewTemplates(0, list, nil)

@@ -58,8 +58,9 @@ func (p *plan) endHalf(now time.Duration, left int64) (back int64, idle bool) {
 	return back, idle && back == left
 }
 
-// shortfall returns how many tokens to ask for: none if none were used since the last call that asked. A block grows if
-// half of it was used within a quarter of a half, and by the tokens that takers missed.
+// shortfall returns how many tokens to ask for. That is 0 if no token was used since the last call that asked. The size
+// of the block is doubled if half of it was used within a quarter of a half. It becomes at least the number of tokens
+// that takers missed.
 func (p *plan) shortfall(now time.Duration, left, missed int64) int64 {
 	if p.spent == 0 || left >= p.low() && missed == 0 {
 		return 0

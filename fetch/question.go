@@ -15,8 +15,8 @@ import (
 // silent server for 5 s. The lock of the lines guards the question.
 type question struct {
 	began  time.Time // zero: none is under way
-	end    time.Time // end of the most patient waiter's time; zero: it has no end
-	server distance  // the server's when it began
+	end    time.Time // when the longest of the timeouts passes; zero: never
+	server distance  // the server's distance when the question began
 }
 
 // putQuestion records that a line makes a call for some of its waiters. It returns the options of the waiter with the
@@ -51,7 +51,7 @@ func (q *question) timeout(cfg *callConfig) time.Duration {
 	return q.server.timeout()
 }
 
-// watch begins a waiter's time for the question under way, if it ends before the question's. The lock is held.
+// watch starts the timer of a waiter whose timeout passes before the end of the question under way. The lock is held.
 func (c *Client) watch(l *line, w *waiter) {
 	q := l.question
 	d := q.timeout(w.cfg)
@@ -61,9 +61,9 @@ func (c *Client) watch(l *line, w *waiter) {
 	}
 }
 
-// overdue answers a waiter whose time for a question is over, as its degraded mode says. Its place in the line doesn't
-// matter. A waiter that the mode denies continues to wait. If this process did not run when the time ended, the waiter
-// gets the delay in addition, once and at most as much as it had.
+// overdue delivers the answer of the degraded mode to a waiter whose timeout for a question has passed, whatever its
+// place in the line. If the degraded mode denies the take, the waiter continues to wait. If this process did not run
+// when the timeout passed, the timeout is extended once, by the delay but at most by its own length.
 func (c *Client) overdue(l *line, w *waiter, q question, over time.Time) {
 	d := q.timeout(w.cfg)
 	if late := time.Since(over); late >= engine.Stall {

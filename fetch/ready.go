@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// readyTime bounds Ready where its context has no deadline.
+	// readyTime bounds Ready, whatever the deadline of its context.
 	readyTime = time.Minute
 	// readyTrips is how many round trips measure a distance: the first one may open a connection.
 	readyTrips = 3
@@ -45,8 +45,7 @@ func (c *Client) Ready(ctx context.Context) error {
 	return nil
 }
 
-// connect opens a connection of each client that the Client owns. The method measure does so for those that it
-// shares.
+// connect opens a connection of each go-redis client that the Client made. measure opens the connections of the others.
 func (ns *nodes) connect(ctx context.Context) error {
 	var pings errgroup.Group
 	for _, own := range ns.own {
@@ -82,7 +81,7 @@ func (c *Client) measure(ctx context.Context) error {
 	return pings.Wait()
 }
 
-// withKeys returns the servers that hold keys, each with a key that it may be asked about.
+// withKeys returns the servers that hold keys, each with a key that belongs to it.
 func (ns *nodes) withKeys(ctx context.Context) map[*node]string {
 	found := make(map[*node]string)
 	var mu sync.Mutex

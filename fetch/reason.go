@@ -47,8 +47,9 @@ func (r Reason) String() string {
 	return names[r]
 }
 
-// errorCodes are the words that open an error of Redis. Those that are unfit show that the server itself can't serve
-// calls. The others concern only one call, or disappear when the call is repeated.
+// errorCodes are the words with which errors of Redis begin, and their causes. The errors with the reach unfit show
+// that the server itself can't serve calls. The others concern only one call, or don't occur again when the call is
+// repeated.
 var errorCodes = []struct {
 	code  string
 	cause cause
@@ -72,7 +73,7 @@ type cause struct {
 type reach uint8
 
 const (
-	answered    reach = iota // the server answered; perhaps that it can't do this with the bucket
+	answered    reach = iota // the server answered, perhaps with an error about the bucket
 	rejected                 // the server refused the call, which did not run
 	unfit                    // the server refused it because of its own state
 	unsent                   // it was not sent, which shows nothing about the server
@@ -80,7 +81,8 @@ const (
 	lost                     // it may have run, but there is no answer
 )
 
-// causeOf classifies an error. Other code only asks for a single property, such as timedOut or the code NOPERM.
+// causeOf classifies an error. Other functions only check a single property of an error, such as timedOut or the code
+// NOPERM.
 func causeOf(err error) cause {
 	if err == nil { // before the variables, since they are allocated on the heap
 		return cause{}
@@ -128,7 +130,7 @@ var answers = []error{
 	lua.ErrIDInUse, lua.ErrNotHeld, lua.ErrOtherEra, ErrLazyBucket, ErrExceedsCapacity, lua.ErrInvalidAmount,
 }
 
-// timedOut reports whether err means that a deadline has passed, that of a socket or of a context.
+// timedOut reports whether err means that the deadline of a socket or of a context has passed.
 func timedOut(err error) bool {
 	var timeout interface{ Timeout() bool }
 	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timeout) && timeout.Timeout()
@@ -158,7 +160,7 @@ func evidence(err error) error {
 	return err
 }
 
-// failure converts the error of a call to the one that its caller gets. ctx is the context of the caller.
+// failure converts the error of a call to the error that its caller gets. ctx is the context of the caller.
 func failure(ctx context.Context, err error) error {
 	if err == nil {
 		return nil
