@@ -223,8 +223,8 @@ func (bs *buckets) forgive(key string) *bucket {
 	return b
 }
 
-// wait returns the lines of a bucket, and counts a caller that waits. The bucket isn't forgotten until the caller calls
-// lines.left.
+// wait returns the lines of a bucket, and counts a caller that waits. The bucket isn't forgotten until the count of
+// waiters is 0 again.
 func (bs *buckets) wait(key string) *lines {
 	s := bs.shard(key)
 	s.mu.Lock()

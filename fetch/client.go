@@ -130,7 +130,7 @@ func (t *task) peek() (reply lua.PeekReply, err error) {
 
 // Stats counts what happened since the Client was made.
 type Stats struct {
-	// Abandoned is the number of calls whose callers stopped waiting before the reply.
+	// Abandoned is the number of calls for which the caller stopped waiting before the reply came.
 	Abandoned int64
 	// Returned is the number of tokens that the Client gave back: those that abandoned calls had taken, and those that a
 	// TakeAll had taken although another bucket denied it.

@@ -20,7 +20,7 @@ const isolatedFor = 10 * time.Second
 // accepts it. Otherwise each call would be refused first, and would need twice as many round trips.
 const movingFor = 10 * time.Second
 
-// read answers the groups of a call, or leaves them for another round trip.
+// read applies the reply to a call. It answers the groups of the call, or leaves them for another round trip.
 func (t *trip) read(call *scriptCall) {
 	if call.cmd == nil {
 		return
@@ -44,7 +44,8 @@ func (t *trip) read(call *scriptCall) {
 	}
 }
 
-// readRefusal reports whether the groups of a call that ended with an error go into another round trip. Nothing ran.
+// readRefusal reports whether the groups of a call that ended with an error go into another round trip. The script did
+// not run.
 func (t *trip) readRefusal(call *scriptCall, err error) (again bool) {
 	switch {
 	case lua.IsNoScript(err) && !call.text:

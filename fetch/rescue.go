@@ -8,7 +8,7 @@ import (
 )
 
 const (
-	// rescueAfter is how many refill intervals old the last refill must be before this Client makes the next one.
+	// rescueAfter is the age of the last refill, in refill intervals, after which this Client makes the next one.
 	// rescueSpread is the most that a Client adds to that. Each adds a part of its own, so that they don't act at once.
 	rescueAfter  = 2
 	rescueSpread = 0.25

@@ -19,13 +19,13 @@ import (
 type Reservation struct {
 	// Result is the bucket's answer. If OK is false nothing is held.
 	Result
-	// Key is the bucket and ID names the reservation in it: with both any Client can settle it.
+	// Key is the bucket, and ID names the reservation in it. Any Client that knows both can settle it.
 	Key, ID string
 	// Until is when the reservation ends, by Redis' clock; zero unless the bucket holds the tokens.
 	Until time.Time
 
 	client *Client
-	share  *share // whose tokens they are in degraded mode local; nil otherwise
+	share  *share // the share that gave the tokens, in degraded mode local; nil otherwise
 	once   sync.Once
 }
 
@@ -34,11 +34,11 @@ type Settlement struct {
 	policy.Settlement
 	// Remaining is the number of tokens in the bucket after the call.
 	Remaining int64
-	// Again reports that the reservation was settled before. Settlement is then the answer of that time.
+	// Again reports that the reservation was settled before. Settlement then repeats the first answer.
 	Again bool
 }
 
-// Reserve takes n tokens, all or none, for work whose use is known later; n is 1 to policy.MaxTokens. Settle the
+// Reserve takes n tokens, all or none, for work whose cost is known only later; n is 1 to policy.MaxTokens. Settle the
 // Reservation with the number of tokens that were used. If it is never settled, for example after a crash, its tokens
 // go back when ttl, policy.MinHold to policy.MaxHold, is over. That happens at the bucket's next refill or reservation,
 // and in a budget also before a take is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithFlow,
@@ -116,7 +116,7 @@ func (t *task) askReservation(call lua.ReserveCall) (until int64, err error) {
 	}
 	asked := time.Now()
 	reply, err := lua.Reserve(t.ctx, &undoable{task: t, undo: undo}, key, call)
-	if errors.Is(err, lua.ErrIDInUse) && own { // by the first try
+	if errors.Is(err, lua.ErrIDInUse) && own { // the first try has used it
 		return 0, fmt.Errorf("%w: the reservation ended before its reply came", ErrUnavailable)
 	}
 	if err != nil {
@@ -141,8 +141,8 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 //   - Tokens that were not used go back, as far as the bucket has room and is in the same era.
 //   - If more were used than reserved, the difference is taken from the bucket. If the bucket has too few tokens, the
 //     rest is forgiven or owed, as WithOverrun says.
-//   - If the time of the reservation is over, its tokens went back. Then all tokens that were used count as used beyond
-//     the reservation.
+//   - If the time of the reservation is over, its tokens have gone back. Then all tokens that were used count as used
+//     beyond the reservation.
 //
 // If the reservation was made for a flow (WithFlow), the flow gets the right back that it paid for the tokens that go
 // back. It pays for tokens that were used beyond the reservation.
@@ -150,8 +150,8 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 // Settle has no degraded mode: while the bucket's server is unavailable it returns ErrUnavailable, at once if the
 // breaker is open. If a reservation is not settled before its time is over, its tokens go back as if none had been
 // used. So try again: a settlement that arrives up to policy.HoldMemory later still charges the tokens that were used.
-// A second settlement changes nothing: for policy.HoldMemory it gets the answer of the first one, even with another
-// number. The Client itself repeats the call once if its connection fails and the timeout leaves time.
+// A second settlement changes nothing. For policy.HoldMemory it returns the answer of the first one, even if it reports
+// another number. The Client itself repeats the call once if its connection fails and the timeout leaves time.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if the id is unknown, ErrIDInUse if it is in use for
 // something else, and those about the bucket.
@@ -173,7 +173,7 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	t := c.begin(budgetOf(ctx, cfg), key)
 	var reply lua.SettleReply
 	err := t.attempt(true, func() (err error) {
-		if asBudget(t.kind) != nil { // what was used beyond the reservation is charged to the present period
+		if asBudget(t.kind) != nil { // the present period is charged for tokens beyond the reservation
 			if err := t.kind.open(t, 0); err != nil {
 				return err
 			}
@@ -194,7 +194,8 @@ func (c *Client) settle(ctx context.Context, key, id string, used int64, cfg *ca
 	return Settlement{reply.Settlement, max(0, reply.Remaining), reply.Again}, nil
 }
 
-// settleBy settles a reservation of a bucket, in one call if what is known of its flows is right.
+// settleBy settles a reservation of a bucket. i records whether the bucket has flows. If that is right, one call is
+// enough.
 func settleBy(ctx context.Context, by lua.Client, i *info, key, id string, used int64) (lua.SettleReply, error) {
 	if i.divided() {
 		return lua.SettleDivided(ctx, by, key, id, used)
@@ -210,8 +211,7 @@ func checkUsed(used int64) error {
 }
 
 // Settle ends the reservation as Client.Settle does. For a denial it returns ErrNotHeld. If no bucket holds the tokens,
-// it makes no call: if they are from a degraded mode's share (policy.DegradedLocal), those that were not used go back
-// to the share; otherwise nothing happens.
+// it makes no call. If a share gave them (policy.DegradedLocal), the unused tokens then go back to the share.
 func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error) {
 	switch {
 	case !r.OK:
@@ -237,8 +237,8 @@ func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error
 }
 
 // Cancel settles the reservation with nothing used. It does nothing if the reservation was denied, is settled, or has
-// ended, so that it may be deferred. While the bucket's server is unavailable it returns ErrUnavailable, as Settle
-// does; the tokens go back by themselves when the reservation's time is over.
+// ended. So a caller may defer it. While the bucket's server is unavailable it returns ErrUnavailable, as Settle does.
+// The tokens then go back when the reservation's time is over.
 func (r *Reservation) Cancel(ctx context.Context) error {
 	if !r.OK {
 		return nil

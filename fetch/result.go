@@ -5,56 +5,59 @@ import (
 	"time"
 )
 
-// Never is the RetryAfter of tokens that no known refill will bring, and the ResetAfter of a bucket that none will
-// fill. It is longer than any deadline, so that it compares as it should.
+// Never is the RetryAfter if no known refill will bring the tokens. It is the ResetAfter if no known refill will fill
+// the bucket. It is longer than any other duration, so it can be compared like one.
 const Never time.Duration = math.MaxInt64
 
-// Result is the answer of a bucket.
+// Result is the result of a call about one bucket.
 type Result struct {
-	// OK reports whether tokens were taken; for Peek, whether there is one. A bucket whose policy is in shadow mode
-	// denies nothing: see Shadow.
+	// OK reports whether the tokens were taken. For Peek it reports whether the bucket has a token. A bucket whose policy
+	// is in shadow mode denies nothing: see Shadow.
 	OK bool
-	// Taken is the number of tokens taken: all or none, for TakeUpTo any number up to what was asked for.
+	// Taken is the number of tokens that were taken: all or none. For TakeUpTo it is any number up to n.
 	Taken int64
-	// Remaining is the number of tokens left in the bucket; with SourceLeased those that it had at the block's last
-	// call, and those left in the block.
+	// Remaining is the number of tokens left in the bucket. With SourceLeased it is the number that the bucket had at the
+	// block's last call, plus the number left in the block.
 	Remaining int64
-	// Outstanding is, of a Peek, the number of tokens that are taken from the bucket and held in reservations and in
-	// the blocks of consumers (WithLease).
+	// Outstanding is the number of the bucket's tokens that reservations and the blocks of consumers (WithLease) hold.
+	// Only Peek sets it.
 	Outstanding int64
-	// Limit is the bucket's capacity, at most ten seconds old; 0 if the bucket has no policy, as one that only foreign
-	// clients refill.
+	// Limit is the bucket's capacity, as it was at most ten seconds ago. It is 0 if the bucket has no policy, for example
+	// because only foreign clients refill it.
 	Limit int64
-	// RetryAfter is the time until the tokens asked for (TakeUpTo, Peek: one token), and those to be left (WithLeave),
-	// are there if no other caller takes any, right to within one refill interval; half an interval if their refill is
-	// overdue; Never if they are not due; 0 if OK.
+	// RetryAfter is the time until a denied call can succeed, if no other caller takes tokens meanwhile. Then the bucket
+	// has the tokens that the call wants (one token for TakeUpTo and Peek) and those that it leaves (WithLeave).
+	// RetryAfter is exact to within one refill interval. It is half an interval if the refill is overdue, Never if the
+	// tokens are not due, and 0 if OK.
 	RetryAfter time.Duration
-	// ResetAfter is the time until the bucket is full if no caller takes any, right to within one refill interval; 0 if it
-	// is full; Never if it is not known to fill; with SourceLeased as it was at the block's last call.
+	// ResetAfter is the time until the bucket is full, if no caller takes tokens meanwhile. It is exact to within one
+	// refill interval. It is 0 if the bucket is full, and Never if no known refill will fill it. With SourceLeased it is
+	// the time as of the block's last call.
 	ResetAfter time.Duration
-	// MoreAfter is, of a call that is OK, the time until there are more tokens than Remaining if no caller takes any,
-	// right to within one refill interval; 0 if the bucket is full; Never if no refill is known to come; with SourceLeased
-	// as it was at the block's last call. It is 0 of a denial, which has RetryAfter.
+	// MoreAfter is the time until the bucket has more tokens than Remaining, if no caller takes tokens meanwhile. It is
+	// exact to within one refill interval. It is 0 if the bucket is full, and Never if no refill is known to come. With
+	// SourceLeased it is the time as of the block's last call. It is 0 for a denial, which has RetryAfter instead.
 	MoreAfter time.Duration
-	// OnFloor reports that the bucket is a pool's and its region has no grant in force, but the floor that is reserved
-	// for it: it is cut off from the other regions, or new, or fenced. At most a second old.
+	// OnFloor reports that the bucket is a pool's, and that its region has no grant in force but only its floor. This
+	// happens while the region is cut off from the other regions, or new, or fenced. OnFloor is at most a second old.
 	OnFloor bool
-	// Source is what answered.
+	// Source is the origin of the result.
 	Source Source
-	// Shadow reports that a bucket in shadow mode would have denied the call, which is admitted: OK and Taken are as if
-	// there were tokens. What the bucket lacked was not taken from it.
+	// Shadow reports that a bucket in shadow mode had too few tokens and admitted the call nevertheless. OK and Taken are
+	// as if it had enough. The tokens that it lacked were not taken from it.
 	Shadow bool
-	// Era names the bucket's history from which the tokens were taken, or a limiter's window: Undo gives them back to
-	// no other. 0 if it is not known; then Undo gives them back to any.
+	// Era is the era of the bucket, or the window of a limiter, from which the tokens were taken. Undo gives them back
+	// only to that era. If Era is 0, the era is unknown, and Undo gives them back to any era.
 	Era int64
 
-	// of Taken, what Undo must not give back: a bucket in shadow mode did not have it, or it is of another era
+	// lacked is the part of Taken that Undo must not give back. A bucket in shadow mode did not have it, or it is of
+	// another era.
 	lacked int64
-	// what a flow paid for the tokens with its right, which Undo gives back; nil for nothing
+	// paid is the right that a flow paid for the tokens; nil: none. Undo gives it back.
 	paid *payment
 }
 
-// with returns the result of a take that found some of its tokens in a block, and the others, if any, as in r.
+// with returns the result of a take that got the tokens of leased from a block, and those of r from the bucket.
 func (r Result) with(leased Result) Result {
 	switch {
 	case !leased.OK:
@@ -68,10 +71,10 @@ func (r Result) with(leased Result) Result {
 	return r
 }
 
-// Source is what answered a call. The zero Source is the shared bucket.
+// Source is the origin of a Result. The zero Source is the bucket in Redis.
 type Source struct {
 	Kind SourceKind
-	// Reason is why the bucket did not answer, with SourceFallback; ReasonNone otherwise.
+	// Reason is the reason for which the bucket did not answer, if Kind is SourceFallback. Otherwise it is ReasonNone.
 	Reason Reason
 }
 
@@ -83,10 +86,10 @@ func (s Source) String() string {
 	return s.Kind.String()
 }
 
-// SourceKind is a way to answer a call.
+// SourceKind is a kind of origin of a Result.
 type SourceKind uint8
 
-// Ways to answer a call.
+// The origins of a Result.
 const (
 	SourceShared   SourceKind = iota // the bucket in Redis
 	SourceLeased                     // tokens of the bucket that this Client holds in memory: see WithLease
@@ -112,7 +115,7 @@ func (c *Client) shadow(r Result, k *info, n int64) Result {
 	return c.admit(r, n)
 }
 
-// admit makes it as if a call of n tokens had been granted.
+// admit returns r as if the call of n tokens had been granted.
 func (c *Client) admit(r Result, n int64) Result {
 	c.stats.shadowed.Add(1)
 	r.OK = true

@@ -9,11 +9,11 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// mostBuckets is the most buckets of one script call, so that the call doesn't occupy the server for long. More buckets
-// are in further calls of the same round trip.
+// mostBuckets is the largest number of buckets in one script call, so that the call doesn't occupy the server for long.
+// More buckets are in further calls of the same round trip.
 const mostBuckets = 128
 
-// scriptCall is a call of a script: for takes of some buckets, or of one lazy bucket.
+// scriptCall is one call of a script. It makes takes from several buckets, or from one lazy bucket.
 type scriptCall struct {
 	groups []*group
 	takes  lua.TakesCall

@@ -19,21 +19,20 @@ const (
 	// that ask for the bucket's policy. They occur at least once each policyMaxAge while the bucket is used, so a consumer
 	// may miss two of them.
 	liveFor = 30 * time.Second
-	// registerEvery is the least time between two registrations of a consumer with a bucket. Each of them also counts the
-	// consumers. Otherwise each denial would cause one, since it also brings the policy.
+	// registerEvery is the least time between two registrations of a consumer with a bucket. Each registration also counts
+	// the consumers. Without this bound, each denial would cause a registration, since denials also bring the policy.
 	registerEvery = policyMaxAge / 2
-	// recountAfter is the time after a bucket's first count from which a take counts the consumers again. Consumers that
-	// start at the same moment are missing from each other's first count.
+	// recountAfter is the time after which a take counts the consumers of a bucket again, once they were counted for the
+	// first time. Consumers that start at the same moment are missing from each other's first count.
 	recountAfter = time.Second
 	// countsKept is how many counts are remembered. The highest of them applies, because consumers come back one by one
 	// after an outage.
 	countsKept = 3
 )
 
-// share is this consumer's part of a bucket of degraded mode local, kept ready for the time that the bucket can't be
-// reached.
+// share is this consumer's part of a bucket with degraded mode local. Takes use it while the bucket can't be reached.
 type share struct {
-	registered mark        // this consumer is registered as one of the bucket
+	registered mark        // this consumer is registered with the bucket
 	recounted  atomic.Bool // the consumers were counted more than once
 
 	mu    sync.Mutex
@@ -45,15 +44,15 @@ type share struct {
 	counted time.Duration // when the consumers were last counted
 
 	// left is how many tokens the bucket held at its last reply, and at is the time of that reply. Each take of the bucket
-	// writes both, without the lock. If two takes write at once, left may be of one and at of the other, which does no
-	// harm: their times are about equal.
+	// writes both, without the lock. If two takes write at once, left and at may be from different replies. This does no
+	// harm, because the times of the replies are about equal.
 	left    atomic.Int64
 	at      atomic.Int64
 	replies atomic.Uint64
 	applied uint64 // the value of replies when the share was last used
 
 	bucket  policy.Bucket
-	largest int64 // the largest take of this outage that the bucket could hold, with what it leaves
+	largest int64 // the largest take of this outage, with the tokens that it leaves, that the bucket could hold
 }
 
 // record records the tokens that the bucket held at a reply.
@@ -63,7 +62,7 @@ func (s *share) record(left int64, now time.Duration) {
 	s.replies.Add(1)
 }
 
-// of returns the share for a bucket that has the terms, a new one for a nil share.
+// of sets the terms of a share, and returns the share. If s is nil, it returns a new share.
 func (s *share) of(terms *policy.Terms) *share {
 	if s == nil {
 		return &share{terms: *terms}
@@ -85,8 +84,8 @@ func (s *share) count(live int64, now time.Duration) {
 	s.recounted.Store(s.counts[1] > 0)
 }
 
-// suppose raises the number of consumers to live if the number isn't known. It also does if an outage begins and the
-// last count is too old, since consumers that came later are missing from it.
+// suppose raises the number of consumers to live if the number isn't known. It also does so if an outage begins and the
+// last count is too old, since newer consumers are missing from that count.
 func (s *share) suppose(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -95,8 +94,8 @@ func (s *share) suppose(live int64, now time.Duration) {
 	}
 }
 
-// take takes as many tokens of the share as there are, from least to most. The share's part of leave stays in it. If
-// the number of consumers is unknown there is no share, and take returns the zero Taking.
+// take takes up to most tokens from the share, and none if that would be fewer than least. The share's part of leave
+// stays in it. If the number of consumers is unknown there is no share, and take returns the zero Taking.
 //
 // The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
 // at most an equal part of the tokens that the bucket held at the last reply. So the shares of all consumers together
@@ -126,7 +125,7 @@ func (s *share) giveBack(n int64) {
 	s.bucket.Return(n)
 }
 
-// ready credits the share with the tokens until an instant. It reports whether there is a share: there is none while
+// ready credits the share with the tokens that were earned until now. It reports false if there is no share, because
 // the number of consumers is unknown. The lock is held.
 func (s *share) ready(now time.Duration) bool {
 	if s.live == 0 {
@@ -207,15 +206,15 @@ func (cs *consumers) count(live int64) {
 	}
 }
 
-// ofAny returns the largest number of consumers that a bucket has; 0 if it is not known.
+// ofAny returns the largest number of consumers that any bucket has, 0 if it is unknown.
 func (cs *consumers) ofAny() int64 {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	return cs.most
 }
 
-// updateShare records the tokens that a bucket holds in its share, unless that is nil. Takes that bring the policy
-// (whole) also register this Client, and so do all takes until the consumers were counted twice.
+// updateShare records in the share s that its bucket holds left tokens. It does nothing if s is nil. Takes that bring
+// the policy (whole) also register this Client, and so do all takes until the consumers were counted twice.
 func (c *Client) updateShare(key string, s *share, left int64, whole bool) {
 	if s == nil {
 		return
@@ -228,7 +227,7 @@ func (c *Client) updateShare(key string, s *share, left int64, whole bool) {
 
 // register adds this Client to the consumers of a bucket and counts them. It does so in a goroutine, with a round trip
 // of its own. The script of a take can't do it: while the bucket's slot moves in a Cluster, a server refuses a script
-// if one of its keys is missing, and the key of the consumers may be.
+// if one of its keys is missing, and the key of the consumers may be missing.
 func (c *Client) register(key string, s *share) {
 	every := registerEvery
 	if s.registered.until.Load() == nil { // it registers for the first time

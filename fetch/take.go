@@ -13,14 +13,14 @@ import (
 // Take takes n tokens, all or none; n is 1 to policy.MaxTokens. A denial is a Result with OK false and a nil error. The
 // options are WithTimeout, WithLeave, WithLeavePercent, WithFlow, WithRequestID and WithRequestMemory.
 //
-// After ErrUnavailable or the context's own error, tokens may have been taken; with WithRequestID it is safe to ask
-// again.
+// After ErrUnavailable or the context's own error, tokens may have been taken. With WithRequestID it is safe to repeat
+// the take.
 func (c *Client) Take(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
 	return c.takeRun(ctx, OpTake, key, policy.Run{N: n, Count: 1}, opts)
 }
 
 // TakeUpTo takes as many tokens as there are, up to n; n is 1 to policy.MaxTokens and may exceed the capacity. The
-// Result is a denial only if there is none. The options are Take's.
+// Result is a denial only if there is no token. The options are those of Take.
 //
 // After ErrUnavailable or the context's own error, tokens may have been taken.
 func (c *Client) TakeUpTo(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
@@ -51,7 +51,7 @@ func (c *Client) take(ctx context.Context, key string, run policy.Run, cfg *call
 	return c.takeLeased(ctx, key, run, cfg)
 }
 
-// takeLeased makes one take, of tokens in the bucket's block as far as there are enough, and of the bucket.
+// takeLeased makes one take from the bucket's block. If the block has too few tokens, it also takes from the bucket.
 func (c *Client) takeLeased(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	n := run.N * run.Count
 	leased, low := c.buckets.find(key).takeLocal(cfg.flow, run.N, n, run.Leave)
@@ -64,7 +64,7 @@ func (c *Client) takeLeased(ctx context.Context, key string, run policy.Run, cfg
 		run.Count -= leased.Taken
 	}
 	r, err := c.takeShared(ctx, key, run, cfg)
-	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call about the block may have moved tokens to it
+	if got := leased.Taken + r.Taken; run.UpTo && got < n { // a call may have moved tokens to the block
 		more, _ := c.buckets.find(key).takeLocal(cfg.flow, 1, n-got, run.Leave)
 		leased = more.with(leased)
 	}
@@ -74,7 +74,7 @@ func (c *Client) takeLeased(ctx context.Context, key string, run policy.Run, cfg
 	return r.with(leased), nil
 }
 
-// takeShared makes one take of the bucket.
+// takeShared makes one take from the bucket itself.
 func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg *callConfig) (Result, error) {
 	t := c.begin(budgetOf(ctx, cfg), key)
 	defer t.end()
@@ -91,14 +91,14 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 		return Result{}, err
 	}
 	if c.leases != nil && cfg.request == "" && r.Source.Kind != SourceFallback {
-		c.leases.missed(key, t.flow, r.Taken) // last, since the block's keeper then asks for the same tokens
+		c.leases.missed(key, t.flow, r.Taken) // last, since then the block's keeper may ask for tokens
 	}
 	return c.shadow(r, t.info, run.N*run.Count), nil
 }
 
-// remembered denies a take without a call, because of the last denial or because waiters are ahead of it: the bucket's
-// tokens are for them, until it is the take's turn to pass them. A bucket in shadow mode is asked each time, since it
-// counts its denials.
+// remembered denies a take without a call, if the last denial still applies or waiters are ahead of the take. The
+// bucket's tokens are for these waiters, until it is the take's turn to pass them. A bucket in shadow mode is asked
+// each time, since it counts its denials.
 func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
@@ -120,8 +120,8 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	return t.answer(answer{reply: reply, info: t.info, source: Source{Kind: SourceCached}}), true
 }
 
-// leave returns how many tokens a take of n has to leave if it is put to the bucket. A take with a request id always
-// leaves the same number, since it is part of the request.
+// leave returns the number of tokens that a take of n must leave when the bucket is asked. A take with a request id
+// always leaves the same number, since that number is part of the request.
 func (t *task) leave(n int64) policy.Leave {
 	if t.cfg.request != "" {
 		return t.cfg.leave
@@ -173,7 +173,7 @@ func (t *task) result(a *answer) Result {
 func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
 	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: max(0, reply.Remaining), Limit: i.limit(), ResetAfter: Never,
-		Source: a.source} // below 0 a bucket holds none: plain clients are about to undo their tries
+		Source: a.source} // below 0 a bucket holds none: plain clients have yet to undo their tries
 	if reply.OK {
 		r.MoreAfter = Never
 	} else {
@@ -200,7 +200,7 @@ func (t *task) askOnce(run policy.Run) *answer {
 		if err := t.kind.open(t, 0); err != nil {
 			return err
 		}
-		c, cfg := t.c, t.cfg // the task may be another call's when undo is called
+		c, cfg := t.c, t.cfg // the task may serve another call when undo is called
 		kind, key := t.kind, t.key
 		flow := t.namedFlow()
 		undo := func(ctx context.Context, _ lua.Client, cmd redis.Cmder) {

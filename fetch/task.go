@@ -29,7 +29,7 @@ type task struct {
 	info   *info  // what the Client knows about the bucket
 	flow   string // the flow that it takes for; empty if the caller names none
 	got    answer // the last answer
-	brief  bool   // the rest is optional: no further call waits for a slot that moves
+	brief  bool   // the rest of the calls is optional: they don't wait for a slot that moves
 	quits  bool   // calls that wait for a slot that moves end when the Client is closed
 	moving bool   // the last call was refused because the bucket's slot moves
 }
@@ -68,7 +68,8 @@ func (t *task) end() {
 	tasks.Put(t)
 }
 
-// do asks the bucket's server. The answer to takes is kept. The error may be the server's.
+// do sends a request to the bucket's server and waits for the reply. It stores the answer to takes in the task. The
+// error may be an error that the server returned.
 func (t *task) do(a *ask) error {
 	if t.node.lost != nil {
 		return t.node.lost
@@ -118,7 +119,7 @@ func (u *undoable) Process(_ context.Context, cmd redis.Cmder) error {
 	return u.do(&ask{cmd: cmd, cost: u.cost, undo: u.undo})
 }
 
-// takes asks for takes of the bucket, and keeps the answer.
+// takes makes takes from the bucket, and stores the answer in the task.
 func (t *task) takes(a *ask) error {
 	a.bucket = t.bucket
 	a.key = t.key
@@ -135,8 +136,8 @@ func (t *task) takes(a *ask) error {
 
 // attempt makes a call, unless the breaker of its server is open. If again is set, the call is idempotent and is made
 // once more when its connection fails: the reply was lost, or the call never arrived. If the time that is left is too
-// short for that, the failed connection is the error. Any call is made once more if its bucket turns out to be of a
-// template that was just published.
+// short for that, the failed connection is the error. Any call is also made once more if its bucket turns out to belong
+// to a template that was just published.
 func (t *task) attempt(again bool, call func() error) error {
 	if err := t.node.open(t.key); err != nil {
 		return err
@@ -181,9 +182,10 @@ func (t *task) unsplit(call func() error) error {
 	return whileSplit(t.ctx, done, t.deadline, t.c.jitter, call)
 }
 
-// whileSplit makes a call, and makes it again while the servers of a Cluster refuse it since the bucket's slot moves
-// and none of them has all of its keys: nothing ran. It stops before end, by default splitTime after the first refusal,
-// or when done is closed: with the error of ctx, if that has ended.
+// whileSplit makes a call, and makes it again while the servers of a Cluster refuse it. They refuse it while the
+// bucket's slot moves and no server has all keys of the bucket. A refused call has not run. whileSplit stops before
+// end, or when done is closed. If end is zero, it is splitTime after the first refusal. If done is closed because ctx
+// has ended, the error is that of ctx.
 func whileSplit(ctx context.Context, done <-chan struct{}, end time.Time, jitter func() float64,
 	call func() error) error {
 	for n := 0; ; n++ {
@@ -213,15 +215,15 @@ type answer struct {
 	err    error
 }
 
-// ask puts takes to the bucket by call. If the bucket says no and its refills are overdue, they are made up for, and
-// the takes are put to it again. want is how many tokens there must be for that to be of use.
+// ask makes takes from the bucket by call. If the bucket denies them and its refill is overdue, ask refills the bucket.
+// If the bucket then has at least want tokens, ask makes the takes again.
 func (t *task) ask(want int64, again bool, call func() error) *answer {
 	a := t.put(again, call)
 	if a.err != nil || a.reply.OK {
 		return a
 	}
 	if more, ours := t.rescue(want, &a.reply); more && t.affords(time.Duration(t.distance)) {
-		a = t.put(again, call) // if this fails, tokens may have been taken: the denial is no answer any more
+		a = t.put(again, call) // if this fails, tokens may have been taken, so the denial is no answer any more
 		if a.err == nil && ours {
 			a.source.Kind = SourceRescued
 		}
@@ -229,7 +231,7 @@ func (t *task) ask(want int64, again bool, call func() error) *answer {
 	return a
 }
 
-// put puts takes to the bucket by call, which keeps the answer.
+// put makes takes from the bucket by call, which stores the answer in the task. It returns the stored answer.
 func (t *task) put(again bool, call func() error) *answer {
 	if err := t.attempt(again, call); err != nil {
 		t.got = answer{err: err}
@@ -257,11 +259,15 @@ func (t *task) askRun(run policy.Run) *answer {
 	return t.ask(want, false, func() error { return t.takes(&a) })
 }
 
-// reopen opens a bucket again if the reply of a script that followed kind.open shows that the bucket was full until
-// then. Otherwise no refill might follow, since a refill between both calls may have removed the full bucket from the
-// active set. It also opens a bucket that turns out to be of a template that this Client does not know yet, because a
-// take without its template does not enter the bucket in the active set. If this fails, or the Client is closed, the
-// bucket's next take that is denied or asks for the policy opens it.
+// reopen opens a bucket again in two cases:
+//
+//   - The reply of a script that followed kind.open shows that the bucket was full until then. A refill between both
+//     calls may have removed the full bucket from the active set. Then no further refill would follow.
+//   - The bucket turns out to belong to a template that this Client does not know yet. A take without its template does
+//     not enter the bucket in the active set.
+//
+// If this fails, or the Client is closed, a later take opens the bucket: the next take that is denied or asks for the
+// policy.
 func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 	if reply.Terms == nil || !reply.Terms.Template || asBudget(k) != nil { // no refill follows a take of a budget
 		return
@@ -301,7 +307,7 @@ func (c *Client) giveBackLater(key string, back lua.ReturnCall) {
 	}
 }
 
-// giveBackBy is giveBack through a lua.Client, for a bucket of kind k.
+// giveBackBy does the work of giveBack through a lua.Client, for a bucket of kind k.
 func (c *Client) giveBackBy(ctx context.Context, by lua.Client, k kind, key string, back lua.ReturnCall) {
 	end, _ := ctx.Deadline()
 	var reply lua.ReturnReply

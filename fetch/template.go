@@ -33,7 +33,7 @@ type templates struct {
 	start time.Time
 
 	set atomic.Pointer[templateSet]
-	due atomic.Int64 // when to read them, as a time after start; 0: they were never read
+	due atomic.Int64 // when to read them again, as a time after start; 0: they were never read
 
 	mu     sync.Mutex
 	flight *reading  // the reading under way; nil if none is

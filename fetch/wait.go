@@ -23,26 +23,26 @@ const (
 )
 
 // Wait takes n tokens, all at once, and waits until the bucket has them; n is 1 to policy.MaxTokens. The Result is that
-// of the take that got the tokens, so it is never a denial. The options are WithTimeout, which bounds each question to
-// the server, WithLeave, WithLeavePercent and WithFlow.
+// of the take that got the tokens, so it is never a denial. The options are WithTimeout, WithLeave, WithLeavePercent
+// and WithFlow. WithTimeout bounds each question to the server, and not the wait.
 //
 // Callers of Wait for one bucket in one Client, with the same WithLeave and the same WithFlow, form a line. They are
 // served in the order of their arrival. While the first caller isn't served, no other caller is, however few tokens it
-// wants. One question to the server is for the whole line, so the number of questions doesn't grow with the length of
+// wants. Each question to the server is for the whole line, so the number of questions doesn't grow with the length of
 // the line. The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there
 // may be no refiller, unless WithRescue(false) is set.
 //
-// After a bucket has denied a line, other calls of the same Client don't overtake the line: lines that leave more, and
-// takes and reservations that leave as much or more and have no request id. There is one exception. Of the takes and
+// After a bucket has denied a line, these other calls of the same Client don't overtake it: lines that leave more, and
+// takes and reservations without a request id that leave at least as much. There is one exception. Of the takes and
 // reservations that leave as much as the line, one passes the line in each refill interval. If it wants many tokens, it
 // passes only after the time in which the bucket earns twice as many. So these calls also get tokens, and the line gets
 // at least half of the refilled tokens.
 //
 // Wait returns ErrDeadline at once if the tokens, after those of the waiters in front, are due after the context's
 // deadline. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
-// The timeout of a question is the longest of the waiters that it is for. A waiter with a shorter timeout is answered
-// after its own timeout, as Take would be, whatever its place is. Everything else is as for Take. In particular, Wait
-// doesn't wait for a server that is unavailable.
+// The timeout of a question is the longest timeout of the waiters for which it is made. A waiter with a shorter timeout
+// gets its result after its own timeout, as from Take, whatever its place in the line. Everything else is as for Take.
+// In particular, Wait doesn't wait for a server that is unavailable.
 //
 // Lines of different processes, and takes, compete for the same tokens.
 func (c *Client) Wait(ctx context.Context, key string, n int64, opts ...CallOption) (Result, error) {
@@ -150,7 +150,7 @@ func (c *Client) serve(l *line) {
 }
 
 // pause returns how long a line sleeps before it asks again, and reports whether the line is empty. If the tokens of
-// the first waiter come after its deadline, pause ends its wait with that error. The lock is held.
+// the first waiter come after its deadline, pause ends its wait with ErrDeadline. The lock is held.
 func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 	for l.first != nil && !l.denied.IsZero() {
 		w, left := l.first, Never
@@ -169,7 +169,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 		if pause > slowPause && (due == Never || due < slowPause) {
 			pause = slowPause
 		}
-		if t := l.info.terms; t != nil && t.MaxElapsed > 0 && c.config.rescue { // a rescue refills for no longer time
+		if t := l.info.terms; t != nil && t.MaxElapsed > 0 && c.config.rescue { // a rescue credits no longer time
 			pause = min(pause, micros(t.MaxElapsed))
 		}
 		pause += timing.Between(c.jitter, 0, min(pause/10, maxJitter))
@@ -211,8 +211,8 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 	return asked, runs
 }
 
-// deliver serves the waiters that an answer has tokens for, and returns the number of tokens whose waiters left
-// meanwhile. k is the kind of the bucket.
+// deliver serves the waiters for which an answer has tokens. It returns the call that gives back the tokens of waiters
+// that have left meanwhile. k is the kind of the bucket.
 func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused lua.ReturnCall) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -231,13 +231,13 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		one := a.one(run, served, w.n, left)
 		v, over := c.verdict(l, w, &one, k, now)
 		if !over {
-			return unused // none is served behind one that isn't
+			return unused // the waiters behind it are not served either
 		}
 		served++
 		left = one.reply.Remaining
 		if w.in {
 			l.end(w, v)
-		} else if one.reply.OK { // it left meanwhile, or its time was over
+		} else if one.reply.OK { // the waiter left meanwhile, or its time was over
 			back := backOf(&one.reply, a.info, l.flow)
 			back.N += unused.N
 			back.Paid += unused.Paid
@@ -247,8 +247,8 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 	return unused
 }
 
-// one returns the part of the answer to a line that is for the nth take of a run. The take is of n tokens, and the
-// bucket had left before it.
+// one returns the part of the answer to a line that is for the nth take of a run. Each take of the run is for n tokens.
+// left is the number of tokens that the bucket had before this take.
 func (a *answer) one(run int, nth, n, left int64) answer {
 	one := answer{reply: lua.TakeReply{Remaining: left}, info: a.info, err: a.err}
 	if a.err != nil || !a.reply.OK && nth >= a.runs[run].Taken {
@@ -266,8 +266,8 @@ func (a *answer) one(run int, nth, n, left int64) answer {
 	return one
 }
 
-// verdict returns the verdict of an answer, from a bucket of kind k, for a waiter. It reports whether that ends its
-// wait, which a denial does not.
+// verdict returns the verdict for a waiter after an answer from a bucket of kind k. over reports whether the wait ends.
+// A denial does not end it.
 func (c *Client) verdict(l *line, w *waiter, a *answer, k kind, now time.Time) (v verdict, over bool) {
 	v.err = a.err
 	switch {
@@ -283,8 +283,9 @@ func (c *Client) verdict(l *line, w *waiter, a *answer, k kind, now time.Time) (
 	return v, true
 }
 
-// askLine puts the takes of a line to the bucket, each in its turn, and returns how the bucket is kept, too. If the
-// bucket says no and was rescued, the answer's source says so: it has more tokens by now.
+// askLine makes the takes of a line from the bucket, in their order. It returns the answer and the kind of the bucket.
+// If the bucket denies a take and the Client then refills it, the source of the answer is SourceRescued: the bucket has
+// more tokens by now.
 func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) (*answer, kind) {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true

@@ -23,9 +23,9 @@ type Hook struct {
 
 var _ fetch.Hook = (*Hook)(nil)
 
-// New makes a Hook whose spans are the provider's. bucket returns the value of the
-// attribute refiller.bucket for a key. A key may hold the name of a user, so choose what
-// spans show. If bucket is nil or returns "", a span doesn't have the attribute.
+// New makes a Hook that gets its spans from the provider. bucket returns the value of the attribute refiller.bucket for
+// a key. A key may contain the name of a user, so let bucket return only what spans may show. If bucket is nil or
+// returns "", a span doesn't have the attribute.
 func New(provider trace.TracerProvider, bucket func(key string) string) *Hook {
 	if bucket == nil {
 		bucket = func(string) string { return "" }

@@ -12,11 +12,12 @@ import (
 	"github.com/tokenrefill/refiller/fetch/internal/keylabel"
 )
 
-// Other is the policy attribute of the keys that no policy of [Policies] is for.
+// Other is the policy attribute of keys that match no entry of [Policies].
 const Other = keylabel.Other
 
-// Policies makes the policy attribute of keys from a list: a bucket's key, or a prefix with a * behind it, whose
-// attribute is itself. A key gets its own entry, else the one of its longest prefix, else [Other].
+// Policies returns a function that gives each key its policy attribute. Each entry is a bucket's key, or a prefix with
+// a * behind it. The attribute of a key is the entry that equals it. If there is none, it is the longest prefix that
+// matches. If no prefix matches either, it is [Other].
 func Policies(entries ...string) func(key string) string { return keylabel.Of(entries) }
 
 // Metrics is a fetch.Hook that counts calls. Its methods are safe for concurrent use.
@@ -29,8 +30,8 @@ type Metrics struct {
 
 var _ fetch.Hook = (*Metrics)(nil)
 
-// NewMetrics makes Metrics whose instruments are the provider's, and whose policy attribute is what the function makes
-// of a key; nil puts every key under [Other].
+// NewMetrics makes Metrics that get their instruments from the provider. policy returns the policy attribute of a key.
+// If policy is nil, the attribute is [Other] for every key.
 func NewMetrics(provider metric.MeterProvider, policy func(key string) string) (*Metrics, error) {
 	if policy == nil {
 		policy = Policies()
@@ -55,7 +56,7 @@ func NewMetrics(provider metric.MeterProvider, policy func(key string) string) (
 	return m, errors.Join(append(errs, err, m.observe(meter))...)
 }
 
-// observe has the counts of the Client that is watched collected.
+// observe registers the instruments for the counts of the Client that is watched.
 func (m *Metrics) observe(meter metric.Meter) error {
 	var errs []error
 	var all []metric.Observable
@@ -97,7 +98,7 @@ func (m *Metrics) observe(meter metric.Meter) error {
 	return err
 }
 
-// Watch adds the counts of a Client to what is collected: of the last one that it was called with.
+// Watch adds the counts of a Client to the metrics. A further call replaces the Client.
 func (m *Metrics) Watch(c *fetch.Client) { m.client.Store(c) }
 
 // Begin implements fetch.Hook.
@@ -116,7 +117,7 @@ func (m *Metrics) End(ctx context.Context, call fetch.Call, o fetch.Outcome) {
 	if o.Results == nil {
 		m.count(ctx, policy, o.Result)
 	}
-	for i, r := range o.Results { // each bucket's are its own
+	for i, r := range o.Results { // the tokens of a TakeAll count under the policy of each bucket
 		m.count(ctx, attribute.String("policy", m.policy(call.Requests[i].Key)), r)
 	}
 	if o.Reason != fetch.ReasonNone {
@@ -124,7 +125,7 @@ func (m *Metrics) End(ctx context.Context, call fetch.Call, o fetch.Outcome) {
 	}
 }
 
-// count counts what a bucket gave.
+// count counts the tokens that a bucket gave.
 func (m *Metrics) count(ctx context.Context, policy attribute.KeyValue, r fetch.Result) {
 	if r.Taken > 0 {
 		m.tokens.Add(ctx, r.Taken, metric.WithAttributes(policy, attribute.String("source", r.Source.Kind.String())))

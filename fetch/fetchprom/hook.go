@@ -13,9 +13,9 @@ import (
 // Other is the policy label of keys that match no entry of [Policies].
 const Other = keylabel.Other
 
-// Policies returns a function that gives each key its policy label. Each entry is a
-// bucket's key, or a prefix with a * behind it. The label of a key is the entry that
-// equals it, else the longest prefix that matches, else [Other].
+// Policies returns a function that gives each key its policy label. Each entry is a bucket's key, or a prefix with a *
+// behind it. The label of a key is the entry that equals it. If there is none, it is the longest prefix that matches.
+// If no prefix matches either, it is [Other].
 func Policies(entries ...string) func(key string) string { return keylabel.Of(entries) }
 
 // Hook is a fetch.Hook and a prometheus.Collector. Its methods are safe for
@@ -35,8 +35,7 @@ var (
 	_ prometheus.Collector = (*Hook)(nil)
 )
 
-// New makes a Hook whose policy label is what the function makes of a key; nil puts
-// every key under [Other].
+// New makes a Hook. policy returns the policy label of a key. If policy is nil, the label is [Other] for every key.
 func New(policy func(key string) string) *Hook {
 	if policy == nil {
 		policy = Policies()
@@ -87,7 +86,7 @@ func (h *Hook) End(_ context.Context, call fetch.Call, o fetch.Outcome) {
 	}
 }
 
-// count counts what a bucket gave.
+// count counts the tokens that a bucket gave.
 func (h *Hook) count(policy string, r fetch.Result) {
 	if r.Taken > 0 {
 		h.tokens.WithLabelValues(policy, r.Source.Kind.String()).Add(float64(r.Taken))

@@ -1,5 +1,5 @@
-// Command consumers takes tokens from a healthy Redis in each of three ways, and prints what became of the takes. Tests
-// stop it, or keep it from running, and expect that no take fails for that.
+// Command consumers takes tokens from a healthy Redis in each of three ways, and prints how many takes failed. Tests
+// stop the process, or deprive it of processor time, and expect that no take fails because of that.
 package main
 
 import (
@@ -41,7 +41,7 @@ func main() {
 		{name: "leases", opts: []fetch.Option{fetch.WithLease(1000, time.Second)}},
 	} {
 		if err := w.run(); err != nil {
-			fmt.Printf("%s: %v\n", w.name, err) // and its takes are missing
+			fmt.Printf("%s: %v\n", w.name, err) // the takes of this way are missing
 		}
 	}
 }

@@ -1,4 +1,4 @@
-// Package keylabel makes labels of metrics, which must be few, of keys, which may be without number.
+// Package keylabel makes labels of metrics from keys. There may be any number of keys, but there must be few labels.
 package keylabel
 
 import "strings"
@@ -7,7 +7,8 @@ import "strings"
 const Other = "other"
 
 // Of returns a function that gives each key its label. Each entry is a key, or a prefix with a * behind it. The label
-// of a key is the entry that equals it, else the longest prefix that matches, else [Other].
+// of a key is the entry that equals it. If there is none, it is the longest prefix that matches. If no prefix matches
+// either, it is [Other].
 func Of(entries []string) func(key string) string {
 	exact := make(map[string]bool)
 	var prefixes []string
