@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
 )
 
-// admit makes each call over HTTP wait for its turn, and measures calls that do not wait for tokens.
+// admit makes each call over HTTP wait for its turn. It records the duration of calls that do not wait for tokens.
 func (s *Server) admit(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		origin := originOf(connOf(r.Context()).addr, r.TLS)
@@ -48,9 +48,9 @@ func (s *Server) closeConnections(next http.Handler) http.Handler {
 	})
 }
 
-// refuseForeign refuses requests that a web page of another origin makes a browser send. A browser reaches the loopback
-// addresses of its machine, so otherwise any page could take tokens: by a cross-site request, or by a host name that
-// resolves to such an address (DNS rebinding).
+// refuseForeign refuses requests that a web page of another origin makes a browser send. Otherwise any page could take
+// tokens, because a browser reaches the loopback addresses of its machine. A page can use a cross-site request, or a
+// host name that resolves to such an address (DNS rebinding).
 func (s *Server) refuseForeign(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := foreign(r); err != nil {
@@ -91,8 +91,8 @@ func isLoopbackHost(host string) bool {
 	return name == "localhost" || strings.HasSuffix(name, ".localhost")
 }
 
-// withServerPages answers requests about the server itself and passes the others to next. The former are never
-// refused because of a client's other calls.
+// withServerPages serves requests about the server itself, and passes other requests to next. Requests about the server
+// are never refused because of a client's other calls.
 func (s *Server) withServerPages(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
@@ -127,7 +127,7 @@ func (s *Server) plain(w http.ResponseWriter, r *http.Request, kind string, body
 		httpapi.Fail(w, call.ErrDraining, s.log)
 	default:
 		w.Header().Set("Content-Type", kind)
-		_, _ = w.Write(body) // the client has gone
+		_, _ = w.Write(body) // an error means that the client has disconnected
 	}
 }
 

@@ -15,18 +15,18 @@ import (
 
 // clients counts the connections of each client.
 type clients struct {
-	most int // connections of one client, at most
+	most int // the largest number of connections of one client
 
 	mu     sync.Mutex
-	counts map[string]int // without zeros
+	counts map[string]int // by client, without zeros
 }
 
 func newClients(most int) *clients {
 	return &clients{most: most, counts: make(map[string]int)}
 }
 
-// enter counts a connection of the client. It reports whether the client may have one more; if not, the connection
-// doesn't count.
+// enter counts a connection of the client and returns true. If the client already has the largest number of
+// connections, enter returns false and doesn't count this one.
 func (c *clients) enter(client string) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -52,12 +52,12 @@ type clientAddr struct {
 	origin string
 }
 
-// localOrigin is the beginning of the origins on this host. Many programs may call from there, or a proxy for all its
-// clients.
+// localOrigin is the prefix of the names of origins on this host. Many programs may have the same origin there, and a
+// proxy has one origin for all its clients.
 const localOrigin = "local "
 
-// originOf returns a name of the other end of a connection: that of its certificate, otherwise its address or process.
-// Two origins never have the same name, because no address has the form of a certificate.
+// originOf returns a name of the other end of a connection. The name is from its certificate or, without one, from its
+// address or process. No address has the form of a certificate's name, so a client can't choose the name of another.
 func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	if state != nil && len(state.VerifiedChains) > 0 {
 		sum := sha256.Sum256(state.VerifiedChains[0][0].Raw)
@@ -69,8 +69,8 @@ func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	return "unknown"
 }
 
-// clientOf returns the name of the client of a call. For calls from this host each key, and each flow of a key, counts
-// as a client. The reason is that the origin only names the proxy or program that has called.
+// clientOf returns the name of the client of a call. For calls from this host, each key and each flow of a key counts
+// as a client. There the origin only names the proxy or program that has called.
 func clientOf(origin string, a call.Asks) string {
 	if !strings.HasPrefix(origin, localOrigin) {
 		return origin

@@ -3,11 +3,12 @@
 //
 // # Shape
 //
-// A [Server] owns listeners, connections and calls. Three packages translate requests. httpapi and grpcapi translate to
-// calls of a [fetch.Client] and to limits by name, which package limits reads from a file. envoy translates descriptors
-// to buckets and windows. Package call has one table with the form of each error for callers.
+// A [Server] owns listeners, connections and calls. Three packages translate requests. Packages httpapi and grpcapi
+// translate them to calls of a [fetch.Client], and to limits by name, which package limits reads from a file. Package
+// envoy translates descriptors to buckets and windows. Package call has one table with the form in which callers get
+// each error.
 //
-// Each client has bounded connections, calls under way and times, so that it uses up its own share and not that of
-// others. docs/sidecar.md describes how clients are identified, and what happens at the end. [Server.Run] returns when
-// nothing runs.
+// The connections of each client, its calls under way and their times are bounded. So a client can use up only its own
+// share. docs/sidecar.md describes how clients are identified, and how a server ends. When [Server.Run] returns,
+// nothing runs any more.
 package sidecar

@@ -43,7 +43,7 @@ func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 		ctx = context.WithValue(ctx, untimedKey{}, true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.longest)
-	context.AfterFunc(ctx, cancel) // ctx ends with the call
+	context.AfterFunc(ctx, cancel) // ctx is cancelled when the call ends
 	return ctx, nil
 }
 
@@ -51,7 +51,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	_ any, err error,
 ) {
 	if strings.HasPrefix(info.FullMethod, healthPrefix) {
-		return handler(ctx, req) // a busy client is not an unhealthy server
+		return handler(ctx, req) // health checks need no turn: a server with a busy client is healthy
 	}
 	began, wants := time.Now(), asks(info.FullMethod, req)
 	if !wants.Waits {
@@ -68,7 +68,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return handler(ctx, req)
 }
 
-// doorOf returns the door of a request over gRPC.
+// doorOf returns the door of a request over gRPC, which is the interface that metrics name.
 func doorOf(req any) string {
 	if _, ok := req.(*rls.RateLimitRequest); ok {
 		return metrics.Envoy
@@ -98,8 +98,8 @@ func asks(method string, req any) call.Asks {
 	return a
 }
 
-// stream ends streams when the server drains, because reflection and health watches don't end by themselves. HTTP/2
-// bounds their number.
+// stream ends the streams of reflection and of health watches when the server drains. Otherwise they would not end.
+// HTTP/2 bounds the number of streams.
 func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()

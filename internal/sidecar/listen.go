@@ -19,7 +19,8 @@ import (
 
 const unixPrefix = "unix:"
 
-// listen opens an address, host:port or unix:/path, whose connections count towards the bounds of their clients.
+// listen opens an address of the form host:port or unix:/path. Its connections count towards the bounds of their
+// clients.
 func listen(address string, conns *clients, r *refusals) (*listener, error) {
 	ln, err := open(address)
 	if err != nil {
@@ -66,7 +67,7 @@ func stale(path string) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// listener closes connections of a client that has too many.
+// listener accepts connections. It closes a connection at once if the client has too many.
 type listener struct {
 	net.Listener
 	conns    *clients

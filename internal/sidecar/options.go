@@ -23,29 +23,30 @@ var ErrOptions = errors.New("sidecar: bad options")
 // Options are the options of a Server: its content, its addresses and the bounds of its clients.
 type Options struct {
 	Client *fetch.Client
-	// Envoy has the limits that the rate limit service for Envoy enforces; nil: there is no such service.
+	// Envoy has the limits that the rate limit service for Envoy enforces. If it is nil, there is no such service.
 	Envoy *envoy.Limits
-	// Named are the limits by name; nil: none.
+	// Named has the limits by name. If it is nil, there are none.
 	Named *limits.Set
-	// Deadline is how long a call to a named limit or a window may take; 0 means the timeout of the Client, but at least
-	// half a second.
+	// Deadline is the longest time for a call to a named limit or a window. 0 means the timeout of the Client, but at
+	// least half a second.
 	Deadline time.Duration
-	// HTTP and GRPC are addresses, host:port or unix:/path; at least one.
+	// HTTP and GRPC are addresses of the form host:port or unix:/path. At least one address is needed.
 	HTTP, GRPC []string
 	// Admin are addresses for plain HTTP that serve only probes and metrics. They are for clients that must not reach the
 	// buckets.
 	Admin []string
-	// TLS is for HTTP and GRPC over TCP; nil: plain. Unix sockets are always plain, because file permissions protect them.
+	// TLS is for HTTP and GRPC over TCP. If it is nil, these are plain. Unix sockets are always plain, because file
+	// permissions protect them.
 	TLS *tls.Config
-	// Metrics serves GET /metrics of HTTP and Admin; nil: there is no such path.
+	// Metrics serves GET /metrics of HTTP and Admin. If it is nil, there is no such path.
 	Metrics http.Handler
-	// Registry gets the Server's metrics; nil: they are not exported.
+	// Registry gets the Server's metrics. If it is nil, they are not exported.
 	Registry prometheus.Registerer
-	// Traces makes a span of each call; nil: there are none.
+	// Traces makes a span of each call. If it is nil, there are no spans.
 	Traces trace.TracerProvider
 	Limits Limits
 	Drain  Drain
-	Logger hclog.Logger // nil: none
+	Logger hclog.Logger // nil if nothing is logged
 }
 
 // Limits are the bounds for clients.
@@ -70,24 +71,24 @@ type Limits struct {
 	Body int
 	// Wait is the longest wait for tokens that a call may ask for.
 	Wait time.Duration
-	// Patience is how long a client may take to send a request, and to read the answer. A call that doesn't wait for
-	// tokens is cut off after QueueWait and three times Patience. An idle HTTP connection is closed after six times
-	// Patience. The deadline of the calls of the Client is shorter.
+	// Patience is the longest time for a client to send a request, and to read the reply. A call that doesn't wait for
+	// tokens is cut off after QueueWait plus three times Patience. An idle HTTP connection is closed after six times
+	// Patience. Patience should be longer than the deadline of the Client's calls.
 	Patience time.Duration
 }
 
-// Drain has the times in which a Server ends.
+// Drain has the times for the end of a Server.
 type Drain struct {
 	// Delay is the time for which calls are still accepted after health checks fail. In this time load balancers stop
 	// sending calls.
 	Delay time.Duration
-	// Timeout is the longest time for calls under way after that.
+	// Timeout is the longest time that calls under way get after Delay.
 	Timeout time.Duration
 }
 
-// DefaultLimits runs as many calls at once as the SDK makes by default (fetch.WithConcurrency). While all calls of one
-// client are stuck in the SDK, half of that is left for other clients. The queue has room for a proxy's burst of 16,384
-// calls.
+// DefaultLimits returns the default bounds. As many calls run at once as the SDK makes by default
+// (fetch.WithConcurrency). One client may have half of them. So the other half is free even if all calls of one client
+// are stuck in the SDK. The queue has room for a proxy's burst of 16,384 calls.
 func DefaultLimits() Limits {
 	return Limits{
 		Calls: 256, ClientCalls: 128, Queue: 1 << 15,
@@ -103,7 +104,7 @@ func DefaultDrain() Drain { return Drain{Timeout: 15 * time.Second} }
 // of a second to read a reply that has arrived. A shorter deadline would then expire, although Redis is healthy.
 const leastDeadline = 500 * time.Millisecond
 
-// CallDeadline returns how long a call to a named limit or a window may take at present.
+// CallDeadline returns the present value of Deadline, or of its default.
 func (o Options) CallDeadline() time.Duration {
 	if o.Deadline > 0 {
 		return o.Deadline
@@ -111,7 +112,7 @@ func (o Options) CallDeadline() time.Duration {
 	return max(leastDeadline, o.Client.Timeout(lua.TemplatesKey))
 }
 
-// Validate reports every option that is out of range, by the flags of "consumer serve".
+// Validate returns an error that has every option out of range, by its flag of "consumer serve".
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(ok bool, format string, args ...any) {

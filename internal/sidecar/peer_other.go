@@ -4,5 +4,5 @@ package sidecar
 
 import "net"
 
-// peerProcess can't distinguish processes here.
+// peerProcess returns the same name for all processes, because it can't distinguish them on this system.
 func peerProcess(*net.UnixConn) string { return "unix socket" }

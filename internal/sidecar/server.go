@@ -49,7 +49,7 @@ type Server struct {
 	http       *http.Server
 	admin      *http.Server
 	grpc       *grpc.Server
-	envoy      *envoy.Server // nil: none
+	envoy      *envoy.Server // nil if there are no limits for Envoy
 	limits     atomic.Pointer[limits.Set]
 	draining   context.Context
 	startDrain context.CancelFunc
@@ -109,7 +109,7 @@ func Listen(opts Options) (*Server, error) {
 	return s, nil
 }
 
-// UseEnvoy puts other limits for Envoy in force. Options.Envoy must have had limits.
+// UseEnvoy puts other limits for Envoy in force. It may only be called if Options.Envoy was set.
 func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
 
 // UseLimits puts other named limits in force.
@@ -148,7 +148,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 	protocols.SetHTTP1(true)
 	protocols.SetHTTP2(true)
 	config = config.Clone()
-	if config != nil { // http.Server changes it
+	if config != nil { // config is a copy, because http.Server changes it
 		// A plain listener may be served before one with TLS. Then http.Server supports HTTP/2 only if it is named here.
 		config.NextProtos = []string{"h2", "http/1.1"}
 	}
@@ -160,7 +160,7 @@ func (s *Server) newHTTP(h http.Handler, config *tls.Config) *http.Server {
 		WriteTimeout:      l.QueueWait + 3*l.Patience,
 		IdleTimeout:       6 * l.Patience,
 		MaxHeaderBytes:    maxHeader,
-		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // of clients
+		ErrorLog:          s.log.StandardLogger(&hclog.StandardLoggerOptions{ForceLevel: hclog.Debug}), // errors of clients
 		ConnContext:       withConn,
 		Protocols:         protocols,
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
@@ -219,7 +219,7 @@ func (p perListener) ServerHandshake(c net.Conn) (net.Conn, credentials.AuthInfo
 }
 
 // Run serves until ctx ends, and then drains as [Drain] describes. If a listener fails, it drains without the delay and
-// returns an error. It is called once.
+// returns an error. Run may be called only once.
 func (s *Server) Run(ctx context.Context) error {
 	var serving sync.WaitGroup
 	failed := make(chan error, len(s.httpLns)+len(s.adminLns)+len(s.grpcLns))
@@ -253,7 +253,7 @@ func (s *Server) Run(ctx context.Context) error {
 		delay = 0
 	}
 	s.drain(delay)
-	s.closeListeners() // a server that was stopped before it served has not closed its own
+	s.closeListeners() // a server that was stopped before it served leaves its listener open
 	serving.Wait()
 	return err
 }
@@ -273,7 +273,7 @@ func (s *Server) drain(delay time.Duration) {
 	})
 	closing.Go(func() {
 		defer context.AfterFunc(within, func() {
-			for _, ln := range s.grpcLns { // Stop would wait for connections without a request
+			for _, ln := range s.grpcLns { // otherwise Stop would wait for connections without a request
 				ln.hangUp()
 			}
 			s.grpc.Stop()
@@ -282,6 +282,6 @@ func (s *Server) drain(delay time.Duration) {
 	})
 	closing.Wait()
 	s.turns.close()
-	_ = s.admin.Close() // health checks are answered until here
+	_ = s.admin.Close() // the admin server answers health checks until here
 	s.log.Info("drained")
 }

@@ -17,7 +17,7 @@ import (
 
 // tracer makes a span of each call, below that of its caller. Without a provider it makes none.
 type tracer struct {
-	tracer     trace.Tracer // nil: none
+	tracer     trace.Tracer // nil if there are no spans
 	propagator propagation.TraceContext
 }
 
@@ -53,7 +53,7 @@ func (t tracer) http(next http.Handler) http.Handler {
 	})
 }
 
-// grpc begins the span of a call over gRPC. The function end ends it.
+// grpc begins the span of a call over gRPC. The returned function end ends the span.
 func (t tracer) grpc(ctx context.Context, method, door string) (_ context.Context, end func(error)) {
 	if t.tracer == nil {
 		return ctx, func(error) {}

@@ -21,7 +21,7 @@ const placeSize = 2 << 10
 type turns struct {
 	calls    *fair.Queue
 	waits    *fair.Queue
-	patience time.Duration // how long a call without a deadline queues
+	patience time.Duration // longest time that a call without a deadline queues
 	refusals *refusals
 }
 
@@ -33,7 +33,7 @@ func newTurns(l Limits, r *refusals) *turns {
 	}
 }
 
-// enter waits for a call's turn. After nil, leave must be called. If timed is set, only ctx bounds the wait.
+// enter waits for a call's turn. If err is nil, leave must be called. If timed is set, only ctx bounds the wait.
 func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed bool) (leave func(), err error) {
 	client := clientOf(origin, a)
 	queue, patience := t.calls, t.patience

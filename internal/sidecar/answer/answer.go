@@ -1,5 +1,5 @@
-// Package answer has the JSON form of the SDK's answers. The command line prints it and the sidecar sends it, so a
-// client of one can read the other. The package only converts.
+// Package answer has the JSON form of the SDK's results. The command line prints it and the sidecar sends it, so one
+// program can read the output of both. The package only converts.
 package answer
 
 import (
@@ -52,7 +52,7 @@ type All struct {
 	Results      []Result `json:"results"`
 }
 
-// NewAll converts r, the answer to reqs.
+// NewAll converts r, the result of taking for reqs.
 func NewAll(reqs []fetch.Request, r fetch.AllResult) All {
 	all := All{OK: r.OK, RetryAfterMS: millis(r.RetryAfter), Results: make([]Result, len(r.Results))}
 	if !r.OK {
@@ -64,13 +64,13 @@ func NewAll(reqs []fetch.Request, r fetch.AllResult) All {
 	return all
 }
 
-// Return is the answer to a return of tokens.
+// Return is the reply to a return of tokens.
 type Return struct {
 	Key    string `json:"key"`
 	Tokens int64  `json:"tokens"`
 }
 
-// Wait is the answer to a wait.
+// Wait is the reply to a wait.
 type Wait struct {
 	Key      string `json:"key"`
 	OK       bool   `json:"ok"`
@@ -91,7 +91,7 @@ func NewWait(key string, r fetch.Result, waited time.Duration) Wait {
 // Reservation is a [fetch.Reservation].
 type Reservation struct {
 	Result
-	ID    *string    `json:"id"` // null if the bucket holds no tokens that could be settled
+	ID    *string    `json:"id"` // null if there are no tokens to settle
 	Until *time.Time `json:"until"`
 }
 

@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Wait takes tokens within timeout and returns how long it took. If the tokens aren't due in time, the result is a
-// denial, which is an empty Result.
+// Wait takes tokens within timeout and returns the time that it waited. If the tokens aren't due in time, the result is
+// a denial, which is an empty Result.
 func Wait(
 	ctx context.Context, c *fetch.Client, key string, n int64, timeout time.Duration, opts []fetch.CallOption,
 ) (r fetch.Result, waited time.Duration, err error) {
@@ -27,15 +27,15 @@ func Wait(
 	return r, time.Since(began), err
 }
 
-// Late reports whether err means that the tokens of a Wait were not due in time. An unavailable Redis is another error,
-// and so is the end of the caller's own time, ctx.
+// Late reports whether err means that the tokens of a Wait were not due in time. It returns false if Redis was
+// unavailable, or if the caller's ctx has ended.
 func Late(ctx context.Context, err error) bool {
 	return errors.Is(err, fetch.ErrDeadline) ||
 		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
 }
 
-// Returnable returns an error if no bucket gave the tokens that are to be returned, because such a return would create
-// tokens. source is that of the answer that granted them. If it is empty, the caller is trusted.
+// Returnable returns an error if source is a degraded mode. Tokens of a degraded mode came from no bucket, so their
+// return would create tokens. source is from the reply that granted the tokens. An empty source is accepted.
 func Returnable(source string) error {
 	kind, _, _ := strings.Cut(source, ":")
 	if kind == fetch.SourceFallback.String() {
@@ -44,7 +44,7 @@ func Returnable(source string) error {
 	return nil
 }
 
-// Leave parses the tokens that a call must leave. Without text it must leave none.
+// Leave returns the option for the tokens that a call must leave. It returns no option if s is empty.
 func Leave(s string) ([]fetch.CallOption, error) {
 	if s == "" {
 		return nil, nil
@@ -77,7 +77,7 @@ func Options(leave string, flow, requestID *string) ([]fetch.CallOption, error) 
 	return append(opts, fetch.WithRequestID(*requestID)), nil
 }
 
-// Flow returns the option for the flow of a take, none if flow is nil.
+// Flow returns the option for the flow of a take. It returns no option if flow is nil.
 func Flow(flow *string) ([]fetch.CallOption, error) {
 	name, err := FlowName(flow)
 	if err != nil || flow == nil {
@@ -86,7 +86,7 @@ func Flow(flow *string) ([]fetch.CallOption, error) {
 	return []fetch.CallOption{fetch.WithFlow(name)}, nil
 }
 
-// FlowName returns the name of a flow in a request, empty if flow is nil.
+// FlowName returns the name of a flow in a request. It is empty if flow is nil.
 func FlowName(flow *string) (string, error) {
 	if flow == nil {
 		return "", nil

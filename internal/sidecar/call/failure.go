@@ -1,5 +1,5 @@
-// Package call has the common parts of the sidecar's protocols: the form of an error for a caller, and the reading of
-// requests. It depends on no protocol.
+// Package call has the parts that the protocols of the sidecar share. It reads fields of requests, and determines how a
+// caller gets an error. It depends on no protocol.
 package call
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/schedule"
 )
 
-// Errors of a request or of its caller. FailureOf has the form of each for a caller.
+// These are the errors of a request or of its caller. FailureOf returns the form in which a caller gets them.
 var (
 	ErrBadRequest   = errors.New("bad request")
 	ErrBusy         = errors.New("the sidecar is busy")
@@ -28,19 +28,19 @@ var (
 	ErrHost         = errors.New("want a Host of this machine, such as 127.0.0.1 or localhost")
 	ErrMethod       = errors.New("another method is wanted")
 
-	// ErrUsedMissing is returned for a settlement without the number of used tokens. It would be a guess to return all of
-	// them.
+	// ErrUsedMissing is returned for a settlement without the number of used tokens. The sidecar does not guess that
+	// number.
 	ErrUsedMissing = fmt.Errorf("%w: used: it is missing", ErrBadRequest)
 )
 
-// Failure is the form of an error for a caller.
+// Failure is the form in which a caller gets an error.
 type Failure struct {
 	Name string // in JSON
 	HTTP int
 	GRPC codes.Code
 }
 
-// failures has the forms of the errors of requests. Those of the SDK's errors are in limit.OutcomeOf.
+// failures has the forms of the errors of requests. limit.OutcomeOf has the forms of the SDK's errors.
 var failures = []struct {
 	err error
 	Failure
@@ -63,7 +63,7 @@ var failures = []struct {
 	{ErrDraining, Failure{"shutting_down", http.StatusServiceUnavailable, codes.Unavailable}},
 }
 
-// FailureOf returns the form of an error for a caller.
+// FailureOf returns the form in which a caller gets err.
 func FailureOf(err error) Failure {
 	for _, f := range failures {
 		if errors.Is(err, f.err) {

@@ -4,8 +4,8 @@ import "context"
 
 // Asks describes a call that is about to run.
 type Asks struct {
-	Key   string // of the bucket or limit, as the request has it
-	Flow  string // of a take, likewise; empty if the request names none
+	Key   string // of the bucket or limit, as it is in the request
+	Flow  string // of a take, as it is in the request; empty if the request names none
 	Size  int    // bytes of the request
 	Waits bool   // the call may wait for tokens
 }
@@ -20,8 +20,8 @@ func WithTurn(ctx context.Context, turn Turn) context.Context {
 	return context.WithValue(ctx, turnKey{}, turn)
 }
 
-// Await waits until the call of ctx may run, which is at once if it has no Turn. It is called after the request has
-// been read and checked, and before it has any effect. A call that fails here has had no effect.
+// Await waits until the call of ctx may run. If ctx has no Turn, the call may run at once. Await must be called after
+// the request was read and checked, and before it has any effect. So a call that fails here has had no effect.
 func Await(ctx context.Context, a Asks) error {
 	turn, ok := ctx.Value(turnKey{}).(Turn)
 	if !ok {

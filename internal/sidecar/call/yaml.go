@@ -36,7 +36,7 @@ func DecodeYAML(data []byte, into any) error {
 	return nil
 }
 
-// Number is a whole number in a file. Package yaml would read 0.5 as 0, and 0100 as 64.
+// Number is a whole number in a file. Without this type, package yaml would read 0.5 as 0, and 0100 as 64.
 type Number struct{ node *yaml.Node }
 
 // UnmarshalYAML implements yaml.Unmarshaler.
@@ -45,7 +45,7 @@ func (n *Number) UnmarshalYAML(node *yaml.Node) error {
 	return nil
 }
 
-// Read returns the number if it is a whole number of a kind, 0 if the file has none.
+// Read returns the number. It returns 0 if the file has none, and an error if it is not a whole number of the kind.
 func (n Number) Read(kind fields.Kind) (int64, error) {
 	if n.node == nil {
 		return 0, nil

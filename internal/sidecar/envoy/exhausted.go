@@ -7,8 +7,8 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// longestDenial is how long a window is denied from memory. Other sidecars may return tokens to it meanwhile, such as
-// those of a request that another descriptor denies.
+// longestDenial is the longest time for which a window is denied from memory. It is short because other sidecars may
+// return tokens to the window, for example those of a request that another descriptor denies.
 const longestDenial = time.Second
 
 // windowID identifies a window.
@@ -30,7 +30,7 @@ type exhausted struct {
 // denial is the remembered state of a window.
 type denial struct {
 	limit int64
-	until time.Time // when Redis is asked again
+	until time.Time // from then on Redis decides again
 	ends  time.Time // when the window ends
 }
 

@@ -2,15 +2,16 @@ package envoy
 
 import "strings"
 
-// level is an entry of a limit's descriptor, as metrics name it.
+// level determines how metrics name an entry of a limit's descriptor.
 type level struct {
 	value   string // in the file
-	runtime bool   // metrics have the request's value instead
+	runtime bool   // metrics show the value in the request instead
 }
 
-// label returns the name of a limit in metrics, which is that of the reference service: the domain, and each key with
-// its value in the file, or in the request if the file asks for that. fromRequest reports whether the name has values
-// of the request; there may be any number of those. Values that share a limit have the name of their pattern.
+// label returns the name of a limit in metrics, in the form of the reference service. It has the domain, and each key
+// with its value in the file. If the file asks for that, the name has the value in the request instead. fromRequest
+// reports whether the name has values of the request. There may be any number of such names. Values that share a limit
+// have the name of their pattern.
 func (l *rateLimit) label(domain string, named []entry) (label string, fromRequest bool) {
 	entries := make([]entry, len(named))
 	for i, e := range named {

@@ -20,11 +20,11 @@ var ErrLimits = errors.New("sidecar: bad rate limits")
 
 // Limits maps Envoy's descriptors to buckets and windows.
 type Limits struct {
-	// If Shadow is set, every descriptor is answered as if it had shadow_mode.
+	// Shadow treats every descriptor as if it had shadow_mode.
 	Shadow bool
-	// If Quota is set, every limit is answered as if it had quota_mode.
+	// Quota treats every limit as if it had quota_mode.
 	Quota bool
-	// Headers are added to the response, and Retry-After to a denial; nil: none.
+	// Headers are added to the response. A denial also gets Retry-After. If Headers is nil, none is added.
 	Headers *HeaderNames
 
 	domains map[string]*node
@@ -32,10 +32,11 @@ type Limits struct {
 	files   map[string]content
 }
 
-// HeaderNames are the names of headers: the limit, what is left, and the seconds until the limit is reset.
+// HeaderNames are the names of the headers for the limit, the remaining tokens, and the seconds until the limit is
+// reset.
 type HeaderNames struct{ Limit, Remaining, Reset string }
 
-// content has the limits of a file.
+// content describes a file of limits.
 type content struct {
 	domain string
 	limits int
@@ -57,15 +58,15 @@ type rateLimit struct {
 	upTo      bool             // if there are too few tokens, a request takes all that are left
 	metadata  *structpb.Struct // for the response to a request within the limit
 	bucket    template         // of the bucket's name
-	flow      template         // of the flow's name; without parts, it has none
+	flow      template         // of the flow's name; without parts if the limit has no flows
 	leave     policy.Leave     // of the bucket
-	window    taker            // nil: a bucket
+	window    taker            // nil if the limit is a bucket
 	per       quota            // of the window
-	shared    []bool           // of each entry: all values of its pattern share the limit
-	levels    []level          // of each entry: how metrics name it
+	shared    []bool           // by entry: all values of the entry's pattern share the limit
+	levels    []level          // by entry: how metrics name the entry
 }
 
-// The structure of a file, as in Envoy's reference service.
+// fileDomain is the structure of a file. It is the same as in Envoy's reference service.
 type fileDomain struct {
 	Domain      string           `yaml:"domain"`
 	Descriptors []fileDescriptor `yaml:"descriptors"`
@@ -100,8 +101,8 @@ type fileReplaced struct {
 	Name string `yaml:"name"`
 }
 
-// Parse reads files, given by name, each with one domain. w keeps the windows. If w is nil, the limits are checked but
-// can't be used.
+// Parse parses files, which are given by name. Each file has one domain. w has the windows in Redis. If w is nil, the
+// limits are checked but can't be used.
 func Parse(files map[string][]byte, w *Windows) (*Limits, error) {
 	r := &Limits{domains: make(map[string]*node), windows: w, files: make(map[string]content)}
 	var errs []error
@@ -147,7 +148,7 @@ func (p *parser) add(domains map[string]*node, d fileDomain) {
 	domains[d.Domain] = p.nodes("", d.Descriptors, nil)
 }
 
-// nodes makes the node that contains the descriptors ds. path are the descriptors above.
+// nodes makes the node that contains the descriptors ds. path has the descriptors above them.
 func (p *parser) nodes(field string, ds []fileDescriptor, path []fileDescriptor) *node {
 	n := &node{exact: make(map[entry]*node)}
 	for i, d := range ds {

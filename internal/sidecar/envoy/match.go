@@ -18,7 +18,7 @@ type entry struct{ key, value string } // the value "" matches any value
 // pattern is a descriptor whose value has stars.
 type pattern struct {
 	key, value string
-	texts      []string // before, between and behind the stars
+	texts      []string // before, between and after the stars
 	*node
 }
 

@@ -61,8 +61,8 @@ func (d *decision) currentLimit() *rls.RateLimitResponse_RateLimit {
 	return l
 }
 
-// untilReset returns the time until the tokens are due if the descriptor is denied, otherwise until all tokens are
-// there.
+// untilReset returns the time until the tokens are due if the descriptor is denied. Otherwise it returns the time until
+// all tokens are there.
 func (d *decision) untilReset() time.Duration {
 	if !d.result.OK && d.result.RetryAfter > 0 {
 		return d.result.RetryAfter
@@ -113,13 +113,13 @@ func described(d *descriptorpb.RateLimitDescriptor) *structpb.Struct {
 	return s
 }
 
-// merge adds the fields of from to into. A field that into already has keeps its value; if it is a struct, the two are
-// merged.
+// merge adds the fields of from to into. A field that into already has keeps its value. If both values are structs,
+// they are merged.
 func merge(into, from *structpb.Struct) {
 	for name, v := range from.GetFields() {
 		have, found := into.Fields[name]
 		switch {
-		case !found && v.GetStructValue() != nil: // a copy, as more may be merged into it
+		case !found && v.GetStructValue() != nil: // make a copy, because more may be merged into it
 			s := &structpb.Struct{Fields: make(map[string]*structpb.Value)}
 			merge(s, v.GetStructValue())
 			into.Fields[name] = structpb.NewStructValue(s)
@@ -131,8 +131,8 @@ func merge(into, from *structpb.Struct) {
 	}
 }
 
-// headers returns headers that describe the strictest limit: one that denies or, if none does, the one with the fewest
-// tokens left.
+// headers returns headers that describe the strictest limit. A limit that denies is stricter than one that doesn't.
+// Otherwise the limit with fewer remaining tokens is stricter.
 func headers(names HeaderNames, ds []decision, res *rls.RateLimitResponse) []*core.HeaderValue {
 	strictest := -1
 	over := func(i int) bool { return res.OverallCode == res.Statuses[i].Code && ds[i].over() }

@@ -1,5 +1,5 @@
-// Package envoy is a rate limit service for Envoy. Its files have the form of those of Envoy's reference service, and
-// may name buckets as well as windows. It doesn't listen: see package sidecar.
+// Package envoy is a rate limit service for Envoy. It reads files in the format of Envoy's reference service, which may
+// name buckets as well as windows. It doesn't listen: see package sidecar.
 package envoy
 
 import (
@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-const maxDescriptors = 64 // of a request
+const maxDescriptors = 64 // in a request
 
 // Server is Envoy's rate limit service.
 type Server struct {
@@ -31,8 +31,7 @@ type Server struct {
 	log                                     hclog.Logger
 }
 
-// NewServer makes a Server of limits. Their buckets are those of client; their windows are part of limits. If m is nil,
-// nothing is counted.
+// NewServer makes a Server that enforces limits. client takes the tokens of buckets. If m is nil, nothing is counted.
 func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hclog.Logger) *Server {
 	s := &Server{buckets: client, metrics: m, log: log}
 	s.limits.Store(limits)
@@ -42,27 +41,27 @@ func NewServer(limits *Limits, client *fetch.Client, m *metrics.Metrics, log hcl
 // Use puts other limits in force. A request under way keeps the limits with which it began.
 func (s *Server) Use(limits *Limits) { s.limits.Store(limits) }
 
-// decision is the decision about one descriptor of a request. It has the limit that applies, the question to the limit,
-// and the answer.
+// decision is the decision about one descriptor of a request. It has the limit that applies, the request to the limit,
+// and the limit's reply.
 type decision struct {
-	limit  *rateLimit // nil: none applies
+	limit  *rateLimit // nil if no limit applies
 	label  string     // of the limit, in metrics
 	detail bool       // the label has values of the request
 	taker  taker
 	key    string
-	flow   string // of the bucket; empty: the limit names none
+	flow   string // of the bucket; empty if the limit names no flow
 	n      int64
-	back   bool // give n hits back instead of taking
+	back   bool // return n hits instead of taking them
 	shadow bool // a denial is not enforced
 	result fetch.Result
-	asked  bool // the limit was asked; then result and err are its answer
+	asked  bool // the limit was called; result and err are its reply
 	err    error
 }
 
-// limited reports whether a limit has to be asked about the descriptor.
+// limited reports whether the descriptor has a limit that must be called.
 func (d *decision) limited() bool { return d.limit != nil && !d.limit.unlimited }
 
-// over reports whether the descriptor is denied and the denial is enforced, that is, it isn't in shadow mode.
+// over reports whether the descriptor is denied and not in shadow mode.
 func (d *decision) over() bool { return d.limited() && !d.result.OK && !d.shadow }
 
 // ShouldRateLimit implements rls.RateLimitServiceServer. It is Decide with errors of gRPC.
@@ -71,8 +70,9 @@ func (s *Server) ShouldRateLimit(ctx context.Context, req *rls.RateLimitRequest)
 	return res, call.GRPCError(err)
 }
 
-// Decide takes tokens for all descriptors of a request. If the request is over limit, the tokens are given back, except
-// those of descriptors in shadow mode. Those of descriptors with up_to are given back only if one without it denies.
+// Decide takes tokens for all descriptors of a request. If the request is over limit, it returns the tokens. It doesn't
+// return tokens of descriptors in shadow mode. It returns those of descriptors with up_to only if a descriptor without
+// up_to denies.
 func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.RateLimitResponse, error) {
 	limits := s.limits.Load()
 	ds, err := limits.newDecisions(req)
@@ -87,7 +87,7 @@ func (s *Server) Decide(ctx context.Context, req *rls.RateLimitRequest) (*rls.Ra
 	return limits.response(req, ds, over), nil
 }
 
-// count counts the descriptors that were asked, except those that gave hits back without an error.
+// count counts the calls of limits in the metrics. It leaves out returns of hits that succeeded.
 func (s *Server) count(ds []decision) {
 	for i := range ds {
 		d := &ds[i]
@@ -149,7 +149,7 @@ func (r *Limits) newDecisions(req *rls.RateLimitRequest) ([]decision, error) {
 	return ds, nil
 }
 
-// Key names what a request asks for: its domain and descriptors.
+// Key names the content of a request: its domain and descriptors.
 func Key(req *rls.RateLimitRequest) string {
 	var b strings.Builder
 	b.WriteString(req.GetDomain())
@@ -180,8 +180,8 @@ func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 	return entries, nil
 }
 
-// find sets the limit of a descriptor: the one in the request itself or, without one, that of the file. A descriptor
-// has no limit if the file lacks its domain, or if neither the request nor the file has a limit for it.
+// find sets the limit of a descriptor. A limit in the request itself has precedence over a limit in the file. A
+// descriptor has no limit if the file lacks its domain, or if neither the request nor the file has a limit for it.
 func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.RateLimitDescriptor,
 	entries []entry) error {
 	root := r.domains[inDomain]
@@ -208,7 +208,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 			return nil
 		}
 		d.label, d.detail = d.limit.label(inDomain, named)
-		d.flow = d.limit.flow.flow(inDomain, entries) // not of named: values that share a limit are separate flows
+		d.flow = d.limit.flow.flow(inDomain, entries) // not from named: values that share a limit are separate flows
 		entries = named
 	}
 	d.shadow = r.Shadow || d.limit.shadow
@@ -221,10 +221,12 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	return nil
 }
 
-// askAll asks the limits of all descriptors that take at once, and reports whether the request is over limit: one of
-// its limits denies, or all of its quotas do. Then askAll gives the tokens back. A descriptor with up_to is charged
-// even if it gets too few tokens. Its tokens are given back only if a descriptor without up_to denies. Descriptors that
-// give hits back come last: if the request is over limit, they do so only where tokens that were taken would be kept.
+// askAll takes tokens for all descriptors concurrently, and reports whether the request is over limit. It is if one of
+// its limits denies, or if all of its quotas do. Then askAll returns the tokens. A descriptor with up_to is charged
+// even if it gets too few tokens. Its tokens are returned only if a descriptor without up_to denies.
+//
+// Descriptors that return hits come last. If the request is over limit, they return hits only where tokens that they
+// had taken would not be returned.
 func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.limited() && d.taker == nil {
@@ -286,11 +288,12 @@ func (s *Server) verdict(ds []decision, allQuotas bool) (over, refused bool) {
 	return over || quotas > 0 && quotas == exceeded, refused
 }
 
-// atOnce runs do concurrently for each decision that wanted selects. It returns the first error in their order.
+// atOnce runs do concurrently for each decision that wanted selects. It returns the first error in the order of the
+// decisions.
 func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error) error {
 	errs := make([]error, len(ds))
 	var running sync.WaitGroup
-	last := -1 // the last one runs in this goroutine
+	last := -1 // the last selected decision runs in this goroutine
 	for i := range ds {
 		if !wanted(&ds[i]) {
 			continue
@@ -312,14 +315,14 @@ func atOnce(ds []decision, wanted func(*decision) bool, do func(*decision) error
 	return nil
 }
 
-// answer records that the limit was asked, and its error.
+// answer records that the limit was called. It records and returns the call's error.
 func (d *decision) answer(err error) error {
 	d.asked = true
 	d.err = err
 	return err
 }
 
-// giveHits gives n hits back.
+// giveHits returns n hits to the limit, and reads its state.
 func (d *decision) giveHits(ctx context.Context) error {
 	if d.n > 0 {
 		if err := d.taker.Return(ctx, d.key, d.n); err != nil {
@@ -329,15 +332,15 @@ func (d *decision) giveHits(ctx context.Context) error {
 	return d.peek(ctx)
 }
 
-// peek reads the state of the limit, for a decision that denies nothing.
+// peek reads the state of the limit. Its decision is never a denial.
 func (d *decision) peek(ctx context.Context) (err error) {
 	d.result, err = d.taker.Peek(ctx, d.key)
 	d.result.OK = true
 	return err
 }
 
-// take takes n tokens. If the bucket can never hold that many, that is a denial, not an error. If n is 0, nothing is
-// taken; that is a denial if the bucket has no token beyond those that must be left.
+// take takes n tokens. If the bucket can never hold n tokens, the result is a denial instead of an error. If n is 0,
+// take takes nothing. The result is then a denial if the bucket has only tokens that must be left.
 func (d *decision) take(ctx context.Context) (err error) {
 	var opts []fetch.CallOption
 	if d.limit.window == nil {
@@ -365,7 +368,7 @@ func (d *decision) take(ctx context.Context) (err error) {
 }
 
 // giveBack returns the tokens that were taken, except in shadow mode. Tokens of descriptors with up_to are returned
-// only if all is set. Tokens that can't be returned are lost, which changes no answer.
+// only if all is set. Tokens that can't be returned are lost. The response is the same in both cases.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
 	ctx = context.WithoutCancel(ctx) // the tokens are returned even if this caller has left
 	taken := func(d *decision) bool { return d.result.Taken > 0 && !d.shadow && (all || !d.limit.upTo) }

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
-// taker is the source of a descriptor's tokens: a fetch.Client, a window, or blocked, which has none.
+// taker is the source of a descriptor's tokens. It is a fetch.Client, a window, or blocked, which has no tokens.
 type taker interface {
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 	TakeUpTo(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
@@ -74,7 +74,8 @@ const mostRemembered = 1 << 20
 // DefaultWindowOptions returns the default options, which remember 16,384 windows.
 func DefaultWindowOptions() WindowOptions { return WindowOptions{Remembered: 1 << 14} }
 
-// Validate reports the first option that is out of range, by its flag of "consumer serve".
+// Validate returns an error for the first option that is out of range. It names the option by its flag of "consumer
+// serve".
 func (o WindowOptions) Validate() error {
 	if len(o.Prefix) > MaxPrefix || strings.ContainsAny(o.Prefix, "{}") {
 		return fmt.Errorf("--envoy-key-prefix %q: want up to %d bytes without braces", o.Prefix, MaxPrefix)
@@ -85,7 +86,7 @@ func (o WindowOptions) Validate() error {
 	return nil
 }
 
-// NewWindows makes Windows. deadline is called for each call, and returns the time that the call may take, more than 0.
+// NewWindows makes Windows. Each call may take the time that deadline returns, which must be more than 0.
 func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o WindowOptions) *Windows {
 	return &Windows{
 		rdb: rdb, deadline: deadline, prefix: o.Prefix, exhausted: newExhausted(o.Remembered, time.Now),
@@ -93,8 +94,8 @@ func NewWindows(rdb redis.UniversalClient, deadline func() time.Duration, o Wind
 	}
 }
 
-// mostMade bounds the limiters that are kept. Envoy may send limits that are not in the file, so their number is not
-// bounded otherwise.
+// mostMade is the largest number of limiters that are kept. Nothing else bounds their number, because Envoy may send
+// limits that are not in the file.
 const mostMade = 1024
 
 // taker returns the limiter of a quota, and makes it if it doesn't exist yet.

@@ -34,14 +34,14 @@ const (
 	value                  // {value}, of the last entry, or {value:KEY}
 )
 
-// always are the bytes that are escaped in every key and value. A name must not have a closing brace. A value must not
-// contain an escape, or the comma of {descriptor}, that appears to be the template's.
+// always has the bytes that are escaped in every key and value. A name must not contain a closing brace. The percent
+// sign and the comma are escaped so that those in a value differ from those that the template adds.
 const always = "%{},"
 
 // parseTemplate reads a template for descriptors with these keys.
 func parseTemplate(s string, path []fileDescriptor) (template, error) {
 	t := template{source: s, escape: always}
-	values, separate := 0, true // separate: a mark separates the next value from the last one
+	values, separate := 0, true // separate: there is a mark between the last value and the next
 	for rest := s; rest != ""; {
 		before, after, found := strings.Cut(rest, "{")
 		if strings.Contains(before, "}") {
@@ -93,7 +93,7 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 		t.parts = append(t.parts, p)
 		rest = tail
 	}
-	if values < 2 { // marks behind the only value separate nothing
+	if values < 2 { // a single value needs no mark that separates it
 		t.escape = always
 	}
 	return t, nil
@@ -115,8 +115,8 @@ func parseFlow(s string, path []fileDescriptor) (template, error) {
 	return t, nil
 }
 
-// onlyMarks removes letters and digits. A single mark between two values is enough to distinguish them, since values
-// can't contain it.
+// onlyMarks removes letters and digits. A single mark between two values is enough to distinguish them, because it is
+// escaped in values.
 func onlyMarks(r rune) rune {
 	if r > unicode.MaxASCII || unicode.IsLetter(r) || unicode.IsDigit(r) {
 		return -1
@@ -134,8 +134,8 @@ func (t template) name(inDomain string, entries []entry) string {
 	return bucketname.Fit(b.String())
 }
 
-// flow returns the name of a flow for a domain and entries. It is empty without a template. The text for a placeholder
-// has no slash and is not empty. Otherwise a client that controls a value could choose a team.
+// flow returns the name of a flow for a domain and entries. The name is empty if the template is. The text for a
+// placeholder has no slash and is not empty. Otherwise a client that controls a value could choose a team.
 func (t template) flow(inDomain string, entries []entry) string {
 	var b strings.Builder
 	for _, p := range t.parts {

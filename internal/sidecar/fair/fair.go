@@ -31,11 +31,11 @@ type Queue struct {
 	mu      sync.Mutex
 	running int
 	waiting int // places
-	calls   int // that run or wait
+	calls   int // number of calls that run or wait
 	clients map[string]*client
 	turns   list.List // of *client: clients that have a waiting call and may run one more
 	closed  bool
-	idle    chan struct{} // closed: closed is set and calls is 0
+	idle    chan struct{} // closed as soon as closed is set and calls is 0
 }
 
 // client is a client that has a call that runs or waits.
@@ -44,7 +44,7 @@ type client struct {
 	running int
 	places  int           // places of its waiting calls
 	waiting list.List     // of *turn
-	turn    *list.Element // in Queue.turns; nil: the client isn't in it
+	turn    *list.Element // in Queue.turns; nil if the client isn't in it
 }
 
 // turn is a call that waits.
@@ -59,9 +59,11 @@ func New(b Bounds) *Queue {
 	return &Queue{bounds: b, clients: make(map[string]*client), idle: make(chan struct{})}
 }
 
-// Enter waits until the call of a client may run, until ctx ends or patience is over. A patience of 0 has no end. After
-// nil, Leave must be called. The waiting call takes so many places of the queue, at least 1. A client, with this call,
-// may have no more places than were free before. So there is always room for another client.
+// Enter waits until a call of the client may run. It returns an error if ctx ends or patience expires before that. A
+// patience of 0 never expires. If Enter returns nil, Leave must be called.
+//
+// A waiting call needs a number of places in the queue, at least 1. The waiting calls of a client, with this one, may
+// need no more places than are free before this call. So there is always room for another client.
 func (q *Queue) Enter(ctx context.Context, name string, places int, patience time.Duration) error {
 	q.mu.Lock()
 	c, t, err := q.arrive(name, places)
@@ -90,7 +92,7 @@ func (q *Queue) Enter(ctx context.Context, name string, places int, patience tim
 	return context.Cause(ctx)
 }
 
-// arrive runs a call at once, refuses it, or returns its turn.
+// arrive lets a call run at once, refuses it, or queues it and returns its turn.
 func (q *Queue) arrive(name string, places int) (*client, *turn, error) {
 	if q.closed {
 		return nil, nil, ErrClosed
@@ -173,7 +175,7 @@ func (q *Queue) giveUp(c *client, t *turn) {
 	q.end(c)
 }
 
-// end counts the end of a call of a client.
+// end records the end of a call of a client.
 func (q *Queue) end(c *client) {
 	q.calls--
 	if c.running == 0 && c.waiting.Len() == 0 {

@@ -85,7 +85,7 @@ func (s *Buckets) Peek(ctx context.Context, req *refillerv1.PeekRequest) (*refil
 func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refillerv1.WaitResponse, error) {
 	timeout := s.Longest
 	if t := req.GetTimeout(); t != nil {
-		timeout = t.AsDuration() // out of range, it is the nearest duration
+		timeout = t.AsDuration() // a value out of range becomes the nearest duration
 		if timeout <= 0 || timeout > s.Longest {
 			err := fmt.Errorf("%w: timeout: %s is not more than 0 and at most %s", call.ErrBadRequest, timeout, s.Longest)
 			return nil, call.GRPCError(err)
@@ -122,7 +122,7 @@ func (s *Buckets) Reserve(ctx context.Context, req *refillerv1.ReserveRequest) (
 	if req.Id != nil {
 		opts = append(opts, fetch.WithReservationID(req.GetId()))
 	}
-	ttl := req.GetTtl().AsDuration() // out of range, it is the nearest duration
+	ttl := req.GetTtl().AsDuration() // a value out of range becomes the nearest duration
 	res, err := s.Client.Reserve(ctx, req.GetKey(), tokens(req.Tokens), ttl, opts...)
 	if err != nil {
 		return nil, call.GRPCError(err)
@@ -159,7 +159,7 @@ func (s *Buckets) end(ctx context.Context, key, id string, used int64) (*refille
 	}, nil
 }
 
-// tokens returns the tokens of a request, 1 if it has no number.
+// tokens returns the number of tokens in a request. It is 1 if the request has no number.
 func tokens(n *int64) int64 {
 	if n == nil {
 		return 1

@@ -18,7 +18,7 @@ import (
 type Limits struct {
 	refillerv1.UnimplementedLimitsServer // for methods that a later version of the interface adds
 	Door                                 limits.Door
-	Metrics                              *metrics.Metrics // nil: nothing is counted
+	Metrics                              *metrics.Metrics // nil if nothing is counted
 }
 
 // Take implements refillerv1.LimitsServer.
@@ -52,7 +52,7 @@ func (s *Limits) Undo(ctx context.Context, req *refillerv1.UndoLimitRequest) (*r
 func (s *Limits) Reserve(
 	ctx context.Context, req *refillerv1.ReserveInstantRequest,
 ) (*refillerv1.ReserveInstantResponse, error) {
-	if err := req.GetAt().CheckValid(); err != nil { // the instant may be missing
+	if err := req.GetAt().CheckValid(); err != nil { // this is also an error if the instant is missing
 		return nil, call.GRPCError(fmt.Errorf("%w: at: %w", call.ErrBadRequest, err))
 	}
 	var r schedule.Reservation
@@ -104,7 +104,7 @@ type request interface {
 	GetKey() string
 }
 
-// ask makes a call on which a limit decides.
+// ask makes a call to a limit that returns a decision.
 func (s *Limits) ask(
 	ctx context.Context, req request, do func(context.Context, *limits.Limit) (limits.Answer, error),
 ) (*refillerv1.LimitResult, error) {
@@ -126,7 +126,7 @@ func (s *Limits) ask(
 	return r, nil
 }
 
-// call makes a call to the limit that a request names. Its error is one of gRPC.
+// call makes a call to the limit that a request names. It returns errors of gRPC.
 func (s *Limits) call(ctx context.Context, req request, do func(context.Context, *limits.Limit) error) error {
 	l, ctx, cancel, err := s.Door.Open(ctx, req.GetName())
 	if err == nil {

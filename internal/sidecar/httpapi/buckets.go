@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// amount is tokens of a bucket: the body of a take of a limit.
+// amount has the members of a body that name a key and a number of tokens.
 type amount struct {
 	key    string
 	tokens int64
@@ -26,7 +26,7 @@ func (r *amount) fields() fields {
 type terms struct {
 	amount
 	leave string
-	flow  *string // nil: the request names none
+	flow  *string // nil if the request names no flow
 }
 
 func (r *terms) fields() fields {
@@ -39,7 +39,7 @@ func (r *terms) fields() fields {
 // takeRequest is the body of a take.
 type takeRequest struct {
 	terms
-	requestID *string // nil: the take has none
+	requestID *string // nil if the take has no id
 }
 
 func (r *takeRequest) fields() fields {
@@ -68,13 +68,13 @@ func (h *Handler) take(w http.ResponseWriter, r *http.Request) (any, error) {
 type takeAllRequest struct {
 	requests  []*partRequest
 	leave     string
-	requestID *string // nil: the take has none
+	requestID *string // nil if the take has no id
 }
 
 // partRequest is a member of a take of several buckets.
 type partRequest struct {
 	amount
-	flow *string // nil: the request names none
+	flow *string // nil if the request names no flow
 }
 
 func (r *partRequest) fields() fields {
@@ -125,7 +125,7 @@ func (h *Handler) takeAll(w http.ResponseWriter, r *http.Request) (any, error) {
 // returnRequest is the body of a return.
 type returnRequest struct {
 	amount
-	source string // of the answer that granted the tokens
+	source string // the source in the reply that granted the tokens
 }
 
 func (r *returnRequest) fields() fields {
@@ -200,7 +200,7 @@ func (h *Handler) wait(w http.ResponseWriter, r *http.Request) (any, error) {
 type reserveRequest struct {
 	terms
 	ttlMS   int64
-	id      *string // nil: the SDK chooses one
+	id      *string // nil if the SDK chooses one
 	overrun string
 }
 
@@ -213,8 +213,7 @@ func (r *reserveRequest) fields() fields {
 	return f
 }
 
-// overruns are the names of what becomes of tokens that were used beyond a
-// reservation.
+// overruns has the names of the ways to charge for tokens that were used beyond a reservation.
 var overruns = map[policy.Overrun]string{policy.OverrunClamp: "clamp", policy.OverrunDebt: "debt"}
 
 func (h *Handler) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
@@ -250,11 +249,10 @@ func (h *Handler) reserve(w http.ResponseWriter, r *http.Request) (any, error) {
 	return answer.NewReservation(res), nil
 }
 
-// settleRequest is the body of a settlement, and without the tokens used of a
-// cancellation.
+// settleRequest is the body of a settlement or of a cancellation. A cancellation has no used tokens.
 type settleRequest struct {
 	key, id string
-	used    *int64 // nil: the request doesn't say
+	used    *int64 // nil if the request has no such number
 }
 
 func (r *settleRequest) fields() fields {
@@ -286,7 +284,7 @@ func (h *Handler) cancel(w http.ResponseWriter, r *http.Request) (any, error) {
 	return h.end(r, req.key, req.id, 0)
 }
 
-// end ends a reservation of which so many tokens were used.
+// end ends a reservation. used is the number of its tokens that were used.
 func (h *Handler) end(r *http.Request, key, id string, used int64) (any, error) {
 	res, err := h.config.Client.Settle(r.Context(), key, id, used)
 	if err != nil {

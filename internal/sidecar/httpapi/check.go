@@ -20,27 +20,27 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// question is what the query of a check says.
+// question has the parameters of a check, from its query.
 type question struct {
 	limit   *limits.Limit
 	key     httplimit.KeyFunc
-	flow    []levelFunc // of the flow's name; none: the request names no flow
+	flow    []levelFunc // levels of the flow's name; empty if the request names no flow
 	tokens  int64
 	deny    int // the status of a denial
 	open    bool
-	missing string // what becomes of a request that lacks its key
+	missing string // how to treat a request that lacks its key
 	trusted []netip.Prefix
 }
 
-// What becomes of a request that lacks the key that the query names.
+// These are the ways to treat a request that lacks the key that the query names.
 const (
-	missingRefuse = ""      // 400, since it is unknown whose tokens to take
-	missingAllow  = "allow" // it passes
-	missingDeny   = "deny"  // it is answered as a denial
+	missingRefuse = ""      // reply 400, because it is unknown whose tokens to take
+	missingAllow  = "allow" // let it pass
+	missingDeny   = "deny"  // deny it
 )
 
-// check answers a proxy's question whether a request may pass: 200 or 429, with the headers that the client gets. The
-// proxy is believed about whose request it is.
+// check decides whether a request that a proxy describes may pass. It replies 200 or 429, with the headers that the
+// client gets. It trusts what the proxy writes about the client.
 func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet && r.Method != http.MethodHead {
 		RefuseMethod(w, http.MethodGet, h.config.Logger)
@@ -90,7 +90,7 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 			h.config.Metrics.Decided(metrics.Check, q.limit.Name(), d.Result, nil)
 		},
 	})
-	if err != nil { // the query is all that New may refuse
+	if err != nil { // New can only refuse values from the query
 		Fail(w, fmt.Errorf("%w: %w", call.ErrBadRequest, err), h.config.Logger)
 		return
 	}
@@ -113,11 +113,11 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// checkAnswer holds back the middleware's answer to a check that failed, whose text only a person could read.
+// checkAnswer suppresses the middleware's reply to a check that failed. That reply is only text for people.
 type checkAnswer struct {
 	http.ResponseWriter
-	failed error // why there was no decision; nil: there was one
-	status int   // of the answer that was held back; 0: none
+	failed error // why there was no decision; nil if there was one
+	status int   // of the reply that was suppressed; 0 if there was none
 }
 
 // WriteHeader implements http.ResponseWriter.
@@ -137,7 +137,7 @@ func (a *checkAnswer) Write(p []byte) (int, error) {
 	return a.ResponseWriter.Write(p)
 }
 
-// question reads the query. What is misspelled would be a limit that isn't there, so nothing unknown passes.
+// question reads the query. It refuses unknown parameters. Otherwise a misspelled parameter would be ignored silently.
 func (h *Handler) question(r *http.Request) (question, error) {
 	q := question{tokens: 1}
 	bad := func(format string, args ...any) (question, error) {
@@ -206,7 +206,7 @@ func (h *Handler) question(r *http.Request) (question, error) {
 	return q, nil
 }
 
-// withoutKey is the status for a request that lacks its key.
+// withoutKey returns the status for a request that lacks its key.
 func (q question) withoutKey() int {
 	switch {
 	case q.missing == missingAllow:
@@ -238,13 +238,14 @@ func (q question) limiter(r httplimit.Request, key string) (limit.Limiter, error
 	return q.limit.For(key, &name)
 }
 
-// mostLevels is how many levels the name of a flow has at most.
+// mostLevels is the largest number of levels in the name of a flow.
 const mostLevels = 3
 
-// levelFunc is the text of a level of a flow's name; empty if the request has none.
+// levelFunc returns the text of a level of a flow's name. The text is empty if the request has none.
 type levelFunc func(httplimit.Request) (string, error)
 
-// levelBy reads what names a level: parts of the request, the first one that it has.
+// levelBy parses the list of parts of a request that may name a level. The first part that the request has becomes the
+// level.
 func levelBy(text string) (levelFunc, error) {
 	var alternatives []levelFunc
 	for one := range strings.SplitSeq(text, ",") {
@@ -278,7 +279,8 @@ func levelBy(text string) (levelFunc, error) {
 	}, nil
 }
 
-// keyOf is the key that a query names: a text, or parts of the request, each with alternatives.
+// keyOf returns the key that a query names. It is a fixed text, or parts of the request that are joined. Each part may
+// have alternatives.
 func keyOf(query url.Values) (httplimit.KeyFunc, error) {
 	if query.Has("key") == query.Has("by") {
 		return nil, errors.New("want key or by")
@@ -306,8 +308,8 @@ func keyOf(query url.Values) (httplimit.KeyFunc, error) {
 	return key, nil
 }
 
-// client returns the request as the proxy got it: from the address at the right end of X-Forwarded-For, which the proxy
-// wrote. Without that header it has no address.
+// client returns the request as the proxy received it. The proxy wrote the client's address at the right end of
+// X-Forwarded-For. Without that header the request has no address.
 func client(r *http.Request) *http.Request {
 	hops := strings.Split(strings.Join(r.Header.Values("X-Forwarded-For"), ","), ",")
 	last := len(hops) - 1

@@ -15,10 +15,11 @@ import (
 // envoyPath is the path at which Envoy's reference service answers requests in JSON, for programs without gRPC.
 const envoyPath = "/json"
 
-// EnvoyDoor answers a request to Envoy's rate limit service.
+// EnvoyDoor handles a request to Envoy's rate limit service.
 type EnvoyDoor func(context.Context, *rls.RateLimitRequest) (*rls.RateLimitResponse, error)
 
-// envoy answers a request to Envoy's rate limit service in JSON: 200, or 429 if it is over limit.
+// envoy handles a request to Envoy's rate limit service in JSON. The status is 200, or 429 if the request is over
+// limit.
 func (h *Handler) envoy(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodPost {
 		RefuseMethod(w, http.MethodPost, h.config.Logger)
@@ -41,7 +42,7 @@ func (h *Handler) envoy(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(body) // the client may have left
+	_, _ = w.Write(body) // an error means that the client has disconnected
 }
 
 func (h *Handler) decide(w http.ResponseWriter, r *http.Request) (*rls.RateLimitResponse, error) {

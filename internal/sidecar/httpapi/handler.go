@@ -29,22 +29,22 @@ var OpenAPI []byte
 // waitPath is the path of calls that wait for tokens.
 const waitPath = "/v1/wait"
 
-// checkPath is the path of a proxy's questions, whose answers are headers.
+// checkPath is the path of checks by proxies. The result of a check is in the status and the headers.
 const checkPath = "/v1/check"
 
-// Config is what a Handler serves.
+// Config has the content and the bounds of a Handler.
 type Config struct {
 	Client   *fetch.Client
 	Limits   limits.Door
-	Envoy    EnvoyDoor        // nil: there are no limits for Envoy
+	Envoy    EnvoyDoor        // nil if there are no limits for Envoy
 	Body     int              // the most bytes of a request
 	Wait     time.Duration    // the longest wait for tokens
-	Patience time.Duration    // how long a client may take to read the answer
-	Metrics  *metrics.Metrics // nil: nothing is counted
+	Patience time.Duration    // how long a client may take to read the reply
+	Metrics  *metrics.Metrics // nil if nothing is counted
 	Logger   hclog.Logger
 }
 
-// Door returns the door of a request, as metrics name it.
+// Door returns the door of a request, which is the interface that metrics name.
 func Door(r *http.Request) string {
 	switch r.URL.Path {
 	case checkPath:
@@ -58,11 +58,11 @@ func Door(r *http.Request) string {
 // Route is one operation.
 type Route struct {
 	Method, Path string
-	// call returns the JSON of the answer; nil: the operation has an answer of its own.
+	// call returns the value to send as JSON. It is nil if the operation writes its reply itself.
 	call func(http.ResponseWriter, *http.Request) (any, error)
 }
 
-// Handler answers calls.
+// Handler serves the operations over HTTP.
 type Handler struct {
 	config Config
 	routes []Route
@@ -109,8 +109,8 @@ func New(config Config) *Handler {
 	return h
 }
 
-// ServeHTTP implements http.Handler. Unlike the mux it redirects no request: a path that isn't clean is unknown. A
-// limit's name may have percent-encoded slashes, which separate nothing.
+// ServeHTTP implements http.Handler. Unlike http.ServeMux it redirects no request: a path that isn't clean is unknown.
+// Percent-encoded slashes may be part of a limit's name, and don't separate parts of the path.
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	if p := r.URL.EscapedPath(); p != path.Clean(p) {
 		Fail(w, call.ErrNoRoute, h.config.Logger)
@@ -119,7 +119,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mux.ServeHTTP(w, r)
 }
 
-// Routes are the operations.
+// Routes returns the operations.
 func (h *Handler) Routes() []Route { return h.routes }
 
 // read reads a JSON body that has a key, and waits for the call's turn.
@@ -145,8 +145,8 @@ func (h *Handler) parse(w http.ResponseWriter, r *http.Request, into fields) (in
 	return len(body), decode(body, into)
 }
 
-// body reads a body of JSON. It insists on the media type, so that no web page can have a browser send it without
-// asking.
+// body reads a body of JSON. It requires the media type of JSON. Otherwise a web page could make a browser send such a
+// request without a preflight request (CORS).
 func (h *Handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	if media, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil || media != "application/json" {
 		return nil, call.ErrMediaType
@@ -165,24 +165,24 @@ func (h *Handler) body(w http.ResponseWriter, r *http.Request) ([]byte, error) {
 	return body, nil
 }
 
-// errorAnswer is the body of an answer that says what failed.
+// errorAnswer is the body of the reply to a call that failed.
 type errorAnswer struct {
 	Code    string `json:"code"`
 	Message string `json:"message"`
 }
 
-// RefuseMethod answers a call whose path wants another method.
+// RefuseMethod writes the reply to a call with another method than the path wants.
 func RefuseMethod(w http.ResponseWriter, want string, log hclog.Logger) {
 	w.Header().Set("Allow", want)
 	Fail(w, fmt.Errorf("%w: %s", call.ErrMethod, want), log)
 }
 
-// Fail answers a call that failed.
+// Fail writes the reply to a call that failed.
 func Fail(w http.ResponseWriter, err error, log hclog.Logger) {
 	fail(w, err, call.FailureOf(err).HTTP, log)
 }
 
-// fail answers a call that failed, with a status that may be another than the error's.
+// fail writes the reply to a call that failed. status may differ from the status of the error.
 func fail(w http.ResponseWriter, err error, status int, log hclog.Logger) {
 	what := call.FailureOf(err)
 	message := err.Error()
@@ -205,5 +205,5 @@ func write(w http.ResponseWriter, status int, answer any, log hclog.Logger) {
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(status)
-	_, _ = w.Write(append(body, '\n')) // the client has gone
+	_, _ = w.Write(append(body, '\n')) // an error means that the client has disconnected
 }

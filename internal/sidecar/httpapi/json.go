@@ -15,20 +15,20 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
-// fields are the members that a JSON object may have, and where they go: a pointer
-// to a string or a whole number, or objects.
+// fields has the members that a JSON object may have, with their targets. A target is a pointer to a string or to a
+// whole number, or objects for an array.
 type fields map[string]any
 
-// objects is where an array of JSON objects goes: it makes room for the next.
+// objects is the target of an array of JSON objects. Each call adds an object and returns its fields.
 type objects func() fields
 
-// escapes are those of JSON; the group is one half of a character without the other, which encoding/json takes for
-// U+FFFD, whichever it is.
+// escapes matches the escapes of JSON. Its group matches one half of a surrogate pair that lacks the other half.
+// encoding/json would decode every such half as U+FFFD.
 var escapes = regexp.MustCompile(`\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)`)
 
-// decode reads one JSON object. Other than encoding/json it refuses members that
-// are unknown, null, given twice or spelled in another case, and text that isn't
-// UTF-8: a client that is misunderstood would take from the wrong bucket.
+// decode reads one JSON object. It refuses members that are unknown, null, given twice or spelled in another case, and
+// text that isn't UTF-8. encoding/json accepts these. But then a client that is misunderstood would take from the wrong
+// bucket.
 func decode(body []byte, into fields) error {
 	if !utf8.Valid(body) {
 		return fmt.Errorf("%w: the body is not UTF-8", call.ErrBadRequest)
@@ -44,8 +44,7 @@ func decode(body []byte, into fields) error {
 	return nil
 }
 
-// decodeObject reads the object at a place in the body, such as requests[1]; the
-// body itself is at "".
+// decodeObject reads the object at a place in the body, such as requests[1]. The place of the body itself is "".
 func decodeObject(at string, data []byte, into fields) error {
 	what, within := "the body", ""
 	if at != "" {
@@ -61,7 +60,7 @@ func decodeObject(at string, data []byte, into fields) error {
 		if err != nil {
 			return fmt.Errorf("%s is not JSON: %w", what, err)
 		}
-		name, _ := t.(string) // the decoder refuses other names
+		name, _ := t.(string) // the decoder accepts only strings as names
 		target, known := into[name]
 		if !known {
 			return fmt.Errorf("%q: no such field; want %s", within+name, strings.Join(slices.Sorted(maps.Keys(into)), ", "))
@@ -104,7 +103,7 @@ func decodeValue(at string, value json.RawMessage, target any) error {
 	return nil
 }
 
-// kind says what a field wants.
+// kind returns a description of the values that a field accepts.
 func kind(target any) string {
 	switch target.(type) {
 	case *string, **string:

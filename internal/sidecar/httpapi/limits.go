@@ -14,14 +14,14 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
 )
 
-// limitAnswer is what a named limit decided.
+// limitAnswer is the decision of a named limit.
 type limitAnswer struct {
 	Name string `json:"name"`
 	answer.Result
-	WaitMS   int64    `json:"wait_ms"`             // before the caller does what it asked for
-	NextMS   *int64   `json:"next_ms,omitempty"`   // of a lazy bucket: until it has a token
-	DeniedBy []string `json:"denied_by,omitempty"` // of several limits
-	Undo     string   `json:"undo,omitempty"`      // for /undo
+	WaitMS   int64    `json:"wait_ms"`             // how long the caller has to wait before it may proceed
+	NextMS   *int64   `json:"next_ms,omitempty"`   // of a lazy bucket: the time until it has a token
+	DeniedBy []string `json:"denied_by,omitempty"` // of several limits: those that denied
+	Undo     string   `json:"undo,omitempty"`      // the argument for /undo
 }
 
 func newLimitAnswer(l *limits.Limit, key string, a limits.Answer) limitAnswer {
@@ -35,10 +35,10 @@ func newLimitAnswer(l *limits.Limit, key string, a limits.Answer) limitAnswer {
 	return r
 }
 
-// millis rounds up.
+// millis converts d to milliseconds and rounds up.
 func millis(d time.Duration) int64 { return (d + time.Millisecond - 1).Milliseconds() }
 
-// limit is the limit that the path names, and a context for a call to it.
+// limit returns the limit that the path names, and a context for a call to it.
 func (h *Handler) limit(r *http.Request) (*limits.Limit, context.Context, context.CancelFunc, error) {
 	return h.config.Limits.Open(r.Context(), r.PathValue("limit"))
 }
@@ -46,7 +46,7 @@ func (h *Handler) limit(r *http.Request) (*limits.Limit, context.Context, contex
 // takeLimitRequest is the body of a take of a limit.
 type takeLimitRequest struct {
 	amount
-	flow *string // nil: the request names none
+	flow *string // nil if the request names no flow
 }
 
 func (r *takeLimitRequest) fields() fields {
@@ -95,7 +95,7 @@ type undoRequest struct{ key, undo string }
 
 func (r *undoRequest) fields() fields { return fields{"key": &r.key, "undo": &r.undo} }
 
-// undone answers an undo.
+// undone is the reply to an undo.
 type undone struct {
 	Name string `json:"name"`
 	Key  string `json:"key"`
@@ -122,7 +122,7 @@ type instantRequest struct{ key, id, at string }
 
 func (r *instantRequest) fields() fields { return fields{"key": &r.key, "id": &r.id, "at": &r.at} }
 
-// instantAnswer is a reservation of an instant.
+// instantAnswer is the reply to a reservation of an instant.
 type instantAnswer struct {
 	Name string `json:"name"`
 	answer.Result
@@ -163,7 +163,7 @@ func (h *Handler) reserveInstant(w http.ResponseWriter, r *http.Request) (any, e
 	return a, nil
 }
 
-// cancelledAnswer reports whether there was something to cancel.
+// cancelledAnswer is the reply to a cancellation. Cancelled reports whether there was something to cancel.
 type cancelledAnswer struct {
 	Name      string `json:"name"`
 	Key       string `json:"key"`
@@ -192,7 +192,7 @@ func (h *Handler) cancelInstant(w http.ResponseWriter, r *http.Request) (any, er
 	return cancelledAnswer{l.Name(), req.key, req.id, ok}, nil
 }
 
-// onlyKey reads a query of key and nothing else, and waits for the call's turn.
+// onlyKey reads a query that has only a key, and waits for the call's turn.
 func onlyKey(r *http.Request) (string, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {

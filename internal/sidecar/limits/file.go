@@ -24,7 +24,7 @@ import (
 // ErrFile is returned for a file of limits with errors. The error names the file and each wrong field.
 var ErrFile = errors.New("limits: bad file")
 
-// The structure of a file.
+// file is the structure of a file of limits.
 type file struct {
 	Limits []fileLimit `yaml:"limits"`
 }
@@ -81,8 +81,7 @@ type fileScheduleWindow struct {
 	Zone   string      `yaml:"zone"`
 }
 
-// Parse reads a file of limits. Its name is for error messages. If rdb is nil, the limits are checked but can't be
-// used.
+// Parse parses a file of limits. name is for error messages. If rdb is nil, the limits are checked but can't be used.
 func Parse(name string, data []byte, rdb redis.UniversalClient, buckets *fetch.Client) (*Set, error) {
 	p := parser{file: name, rdb: rdb, buckets: buckets, keys: make(map[string]bool)}
 	var f file
@@ -168,7 +167,7 @@ func (p *parser) limit(at string, f fileLimit) *Limit {
 		}
 		if len(all) == len(f.All) {
 			l.limiter = made(p, at+".all", all, func(rdb redis.UniversalClient, all []limit.Config) (*limit.Many, error) {
-				if rdb == nil { // only to check the limit
+				if rdb == nil { // the limit is only checked
 					return limit.NewManyLocal(time.Now, all...)
 				}
 				return limit.NewMany(rdb, all...)
@@ -180,7 +179,7 @@ func (p *parser) limit(at string, f fileLimit) *Limit {
 	return l
 }
 
-// bucket checks where a limit's buckets are, and for which flows it takes from them.
+// bucket checks the names of a limit's buckets and flows.
 func (p *parser) bucket(at string, f *fileBucket) {
 	if err := lua.CheckKey(f.Prefix + "k"); err != nil {
 		p.bad(at+".prefix", err)
@@ -294,8 +293,8 @@ func (p *parser) schedule(at string, f fileLimit) schedule.Config {
 	return c
 }
 
-// calendar reads a unit of the calendar and its time zone. An empty zone is UTC. Without a unit it returns nil. If the
-// unit can't be read, which is an error of the file, it returns any unit.
+// calendar reads a unit of the calendar and its time zone. An empty zone is UTC. Without a unit, calendar returns nil.
+// If the unit can't be read, it records an error of the file and returns an arbitrary unit.
 func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) {
 	if per == "" {
 		if zone != "" {
@@ -315,7 +314,7 @@ func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) 
 	return unit, in
 }
 
-// whole reads a whole number. If it can't be read, which is an error of the file, whole returns any number.
+// whole reads a whole number. If it can't be read, whole records an error of the file and returns an arbitrary number.
 func (p *parser) whole(at string, n call.Number) int64 {
 	v, err := n.Read(fields.Whole())
 	if err != nil {
@@ -325,7 +324,7 @@ func (p *parser) whole(at string, n call.Number) int64 {
 	return v
 }
 
-// rate reads a rate. If it can't be read, which is an error of the file, rate returns any rate.
+// rate reads a rate. If it can't be read, rate records an error of the file and returns an arbitrary rate.
 func (p *parser) rate(at, s string) policy.Rate {
 	if s == "" {
 		p.bad(at, errors.New("it is missing"))

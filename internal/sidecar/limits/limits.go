@@ -40,7 +40,7 @@ func (s *Set) Get(name string) (*Limit, error) {
 	return nil, fmt.Errorf("%w: %q", call.ErrUnknownLimit, name)
 }
 
-// Door gives a server of any protocol access to limits.
+// Door gives the server of a protocol access to limits.
 type Door struct {
 	InForce  func() *Set
 	Deadline func() time.Duration // of a call
@@ -59,12 +59,12 @@ func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, c
 // Limit is a limit for any number of keys.
 type Limit struct {
 	name     string
-	prefix   string // of a bucket's name, before the key
-	bucket   string // a single bucket for all keys; empty: each key has its own
-	flow     string // the flow of a key in the single bucket, with keyOfFlow in it; empty: the request names it
+	prefix   string // the beginning of a bucket's name, before the key
+	bucket   string // a single bucket for all keys; empty if each key has its own
+	flow     string // names a key's flow in the single bucket, with keyOfFlow; empty if the request does
 	limiter  limiter
 	wait     time.Duration     // the longest time until the tokens of a take may be used
-	schedule *schedule.Limiter // nil: the limiter is no schedule
+	schedule *schedule.Limiter // nil if the limiter isn't a schedule
 }
 
 // limiter has the methods that all limiters have.
@@ -73,22 +73,22 @@ type limiter = limit.Limiter
 // Answer is the decision of a limit.
 type Answer struct {
 	fetch.Result
-	// Window is the length of time that the limit is for; 0: not known.
+	// Window is the length of the limit's window; 0 if it isn't known.
 	Window time.Duration
-	// Wait is how long the caller has to wait before it does what it asked for.
+	// Wait is the time that the caller has to wait before it may proceed.
 	Wait time.Duration
 	// DeniedBy has the names of the limits that denied, if there are several limits.
 	DeniedBy []string
-	// Next is the time until a lazy bucket has a token again; nil: not known.
+	// Next is the time until a lazy bucket has a token again; nil if it isn't known.
 	Next *time.Duration
-	// Undo is the argument of Limit.Undo; empty: there is nothing to undo.
+	// Undo is the argument of Limit.Undo; empty if there is nothing to undo.
 	Undo string
 }
 
 // Name returns the name of the limit.
 func (l *Limit) Name() string { return l.name }
 
-// Take takes n tokens, all or nothing, and answers at once. flow is as in For.
+// Take takes n tokens, all or nothing. It doesn't wait for tokens. flow is as in For.
 func (l *Limit) Take(ctx context.Context, key string, flow *string, n int64) (Answer, error) {
 	taker, err := l.For(key, flow)
 	if err != nil {
@@ -100,7 +100,7 @@ func (l *Limit) Take(ctx context.Context, key string, flow *string, n int64) (An
 	}
 	a := l.answer(d.Result)
 	a.Wait = d.Wait
-	// In shadow mode or in a degraded mode, the bucket gave no tokens, or not all of them.
+	// In shadow mode or in a degraded mode, not all tokens came from the bucket, so there is nothing to undo.
 	if a.Taken > 0 && !a.Shadow && a.Source.Kind != fetch.SourceFallback && limitcall.Returns(taker) {
 		a.Undo = undo(a.Result)
 	}
@@ -122,7 +122,7 @@ func (l *Limit) Peek(ctx context.Context, key string) (Answer, error) {
 	return Answer{}, errors.ErrUnsupported
 }
 
-// Undo returns the tokens of a take. undo is from the answer to the take.
+// Undo returns the tokens of a take. text is Undo in the Answer to that take.
 func (l *Limit) Undo(ctx context.Context, key, text string) error {
 	results, err := undone(text)
 	if err != nil {
@@ -147,7 +147,7 @@ func (l *Limit) Undo(ctx context.Context, key, text string) error {
 	return fmt.Errorf("%w: %s takes no places back", call.ErrBadRequest, l.name)
 }
 
-// Schedule returns the limit as a schedule, or call.ErrBadRequest if it is none.
+// Schedule returns the limit as a schedule, or call.ErrBadRequest if it isn't one.
 func (l *Limit) Schedule() (*schedule.Limiter, error) {
 	if l.schedule == nil {
 		return nil, fmt.Errorf("%w: %s is no schedule", call.ErrBadRequest, l.name)
@@ -155,11 +155,11 @@ func (l *Limit) Schedule() (*schedule.Limiter, error) {
 	return l.schedule, nil
 }
 
-// Wait returns the longest time for which a caller may have to wait after a take; 0 without a limit of pacing.
+// Wait returns the longest time for which a caller may have to wait after a take. It is 0 if the limit has no pacing.
 func (l *Limit) Wait() time.Duration { return l.wait }
 
-// Timeout returns the time for a call to the limit. The client of buckets observes the deadline itself. It has longer,
-// so that it can answer according to the bucket's degraded mode.
+// Timeout returns the time for a call to the limit. The client of buckets observes the deadline itself. Its calls get
+// more time, so that it can still decide according to the bucket's degraded mode.
 func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	if _, ok := l.limiter.(*fetch.Client); ok {
 		return 2*deadline + time.Second
@@ -167,8 +167,8 @@ func (l *Limit) Timeout(deadline time.Duration) time.Duration {
 	return deadline
 }
 
-// For returns the limiter for a key. Key returns the name that the key has there. flow is the one that the request
-// names; nil if it names none.
+// For returns the limiter for a key. The limiter knows the key by the name that Key returns. flow is the flow that the
+// request names; nil if it names none.
 func (l *Limit) For(key string, flow *string) (limit.Limiter, error) {
 	client, isBuckets := l.limiter.(*fetch.Client)
 	opts, err := call.Flow(flow)
@@ -244,7 +244,7 @@ func undo(r fetch.Result) string {
 	return strconv.FormatInt(r.Taken, 10) + "-" + strconv.FormatInt(r.Era, 36)
 }
 
-// undone parses the text of undo, or several of them with commas between.
+// undone parses a text from undo, or several such texts with commas between.
 func undone(text string) ([]fetch.Result, error) {
 	var results []fetch.Result
 	for part := range strings.SplitSeq(text, ",") {

@@ -24,11 +24,11 @@ const (
 	Connections = "connections"
 )
 
-// Doors are the protocols of the sidecar.
+// These are the doors: the interfaces of the sidecar, as metrics name them.
 const (
 	HTTP  = "http"
 	GRPC  = "grpc"
-	Check = "check" // a check: a proxy asks whether a request may pass
+	Check = "check" // a proxy asks whether a request may pass
 	Envoy = "envoy"
 )
 
@@ -118,15 +118,15 @@ func outcomeOf(r fetch.Result, err error) string {
 	return admitted
 }
 
-// ObserveCall records how long a call at a door took.
+// ObserveCall records the duration of a call that came through a door.
 func (m *Metrics) ObserveCall(door string, d time.Duration) {
 	if m != nil {
 		m.seconds.WithLabelValues(door).Observe(d.Seconds())
 	}
 }
 
-// Detail returns the label of a limit that has values of requests in its name. The number of such labels is bounded:
-// further names become "other", and so do names that are too long.
+// Detail returns the label of a limit that has values of requests in its name. The number of such labels is bounded.
+// Further names, and names that are too long, become "other".
 func (m *Metrics) Detail(name string) string {
 	if m == nil || len(name) > maxLabel {
 		return other
