@@ -20,13 +20,13 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Refiller keeps the pools' buckets of its region full under the terms that SetTerms sets. A refill.Refiller with
-// pooled buckets is one.
+// Refiller keeps the pools' buckets of its region full, under the terms that SetTerms sets. It is implemented by
+// refill.Refiller.
 type Refiller interface {
 	SetTerms(key string, t policy.Terms) error
 }
 
-// AgentConfig is what an Agent needs.
+// AgentConfig configures an Agent.
 type AgentConfig struct {
 	Client   *clientv3.Client      // the caller closes it
 	Prefix   string                // of the pools' keys, without a slash at the end
@@ -40,8 +40,8 @@ type AgentConfig struct {
 }
 
 // Agent represents a region. It reports the state of the region's buckets to the coordinator and applies the grants
-// that the coordinator publishes. Every replica of a region runs an Agent. One of them reports, and another one
-// replaces it when it is silent. An Agent is safe for concurrent use.
+// that the coordinator publishes. Every replica of a region runs an Agent. One of these agents reports. If it is
+// silent, another one reports in its place. An Agent is safe for concurrent use.
 type Agent struct {
 	region, identity string
 	timing           Timing
@@ -50,19 +50,19 @@ type Agent struct {
 	buckets          buckets
 	refiller         Refiller
 	rng              *rand.Rand
-	now              func() time.Time // our monotonic clock; tests replace it, as they do raw
+	now              func() time.Time // our monotonic clock; tests replace now and raw
 	raw              func() time.Time // a clock that isn't slewed, for the watchdog
 	changed          chan struct{}    // holds one token when the settings have changed
-	rewound          chan struct{}    // holds one token when etcd was restored, so that its history is another one
+	rewound          chan struct{}    // holds one token when a write has shown that etcd was restored
 
 	mu       sync.Mutex
 	settings Settings
-	newest   Settings // the latest that were read from etcd; after a restore, etcd may have older ones
+	newest   Settings // the latest settings that were read from etcd; after a restore, etcd may have older ones
 	state    AgentState
 	revision int64 // the highest revision that was read from etcd in its present history
 	// The following fields belong to the goroutine in Run.
-	named    map[string]bool // pools that etcd's settings name for the region
-	shared   map[string]bool // pools that the region's share names
+	named    map[string]bool // the pools in etcd's settings, and whether the region is in each of them
+	shared   map[string]bool // the pools in the region's share
 	known    map[string]*bucket
 	reported report    // the last report that is known to be in etcd
 	loaded   bool      // all keys that concern the region have been read from etcd
@@ -79,10 +79,10 @@ type bucket struct {
 	offered bool         // terms is set
 	open    bool         // the pool lends more than floors
 	doubled bool         // another Redis reports under the region's name
-	demand  int64        // as the coordinator sees it, in units of the newest terms
+	demand  int64        // as the coordinator computed it, in units of the newest terms
 	fence   policy.Fence // in force when the bucket was last polled
-	// version is the latest version that was read. It stays if the server reports an older one. Otherwise the next refill
-	// could not detect that the server lost writes.
+	// version is the latest version that was read. An older one does not replace it. Otherwise the next refill could not
+	// detect that the server lost writes.
 	version  policy.Version
 	watchdog watchdog
 	era      int64  // the last era that was read from our Redis
@@ -101,19 +101,19 @@ func (a *Agent) bucket(pool string) *bucket {
 	return b
 }
 
-// AgentState is what an agent knows at an instant.
+// AgentState is a snapshot of an agent's state.
 type AgentState struct {
 	Reports  int64 // written to etcd
 	Failures int64 // reports that could not be written
 	Voids    int64 // eras begun because a clock was wrong
-	// ClockRate is how much faster Redis' clock runs than ours, as a part of 1. It is below 0 if Redis' clock runs slower.
-	// If there are several servers, it is the rate of the clock that deviates most.
+	// ClockRate is the relative error of the rate of Redis' clock, compared with our clock: 0.01 means 1 % fast, and -0.01
+	// means 1 % slow. If there are several servers, it is that of the clock which deviates most.
 	ClockRate float64
 	Away      string // why Redis doesn't answer; empty while it does
 	Cut       string // why etcd doesn't answer; empty while it does
-	Conflict  bool   // other pools are in force under the version of ours
-	Outdated  int64  // the version in force, if it is higher than ours, so that ours has no effect; otherwise 0
-	Unread    string // why the pools in etcd can't be read, so that ours don't replace them; empty if they can
+	Conflict  bool   // the pools in force differ from ours and have the same version
+	Outdated  int64  // the version in force if it is higher than ours, and ours is therefore ignored; otherwise 0
+	Unread    string // why the pools in etcd can't be read, and ours don't replace them; empty if they can be read
 	Shares    []Share
 }
 
@@ -123,15 +123,15 @@ type Share struct {
 	Rate      policy.Rate   // the rate in force: that of the grant while it lasts, otherwise the floor
 	Floor     policy.Rate   // the rate that is always the region's
 	Capacity  int64         // of the region's bucket
-	Tokens    int64         // in it
-	Demand    policy.Rate   // what the region could use, as the coordinator computed it for the newest grant
+	Tokens    int64         // in the region's bucket
+	Demand    policy.Rate   // the rate that the region could use, as the coordinator computed it for the newest grant
 	Open      bool          // the pool lends more than floors
 	Doubled   bool          // another Redis reports under the region's name, too, and gets the floor only
 	Remaining time.Duration // of the grant, on the region's clock; 0 if the region has no grant
 	Used      int64         // tokens that the region's consumers took so far, as RegionStatus.Used; -1 if unknown
 }
 
-// buckets are the pools' buckets on a region's own server.
+// buckets accesses the pools' buckets on a region's own server.
 type buckets interface {
 	tickets(ctx context.Context, keys []string) []lua.TicketResult
 	refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillResult
@@ -141,7 +141,7 @@ type buckets interface {
 // long.
 const refillsPerCall = 50
 
-// redisBuckets are buckets in Redis.
+// redisBuckets implements buckets with Redis.
 type redisBuckets struct{ rdb redis.UniversalClient }
 
 var _ buckets = redisBuckets{}
@@ -156,7 +156,7 @@ func (b redisBuckets) refill(ctx context.Context, calls []lua.RefillCall) []lua.
 	}, func(r *lua.RefillResult) error { return r.Err })
 }
 
-// NewAgent checks the configuration; it makes no request.
+// NewAgent returns an Agent, or an error if cfg is invalid. It makes no request.
 func NewAgent(cfg AgentConfig) (*Agent, error) {
 	if cfg.Client == nil || cfg.Prefix == "" || redisclient.IsNil(cfg.Redis) {
 		return nil, fmt.Errorf("%w: Client, Prefix and Redis are required", ErrPool)
@@ -183,8 +183,8 @@ func newAgent(cfg AgentConfig, r registry, b buckets, seed uint64) *Agent {
 	}
 }
 
-// Update puts other settings in force, if their version is later. They are in force in all regions when this agent has
-// written them to etcd.
+// Update replaces the agent's settings. It returns an error if the new settings differ from the present ones without
+// having a higher version. The agent then writes them to etcd, which puts them in force in all regions.
 func (a *Agent) Update(s Settings) error {
 	if err := s.Validate(); err != nil {
 		return err

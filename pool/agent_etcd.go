@@ -38,7 +38,7 @@ func (a *Agent) listen(ctx context.Context, events chan<- entry) {
 	}
 }
 
-// follow reads the keys, and then their changes, until something fails.
+// follow reads the keys, and then their changes, until a request or the watch fails.
 func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -71,7 +71,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 			wg.Go(func() { a.recheck(ctx, events) })
 		case <-a.changed:
 			if err := a.propose(ctx); err != nil {
-				return err // all is read and proposed again
+				return err // the next call of follow reads all keys and proposes again
 			}
 		}
 	}
@@ -88,9 +88,9 @@ func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 	return config, err
 }
 
-// recheck applies the settings in etcd again, so that newer ones are proposed if those are older or were deleted. No
-// event reports that of an etcd that was restored while this region was cut off, and whose revisions are past those
-// that were seen.
+// recheck reads and applies the settings in etcd again. If they were deleted, or are older than the settings that this
+// agent knows, the agent then proposes its settings. No event may report such a change: etcd may have been restored
+// while this region was cut off, and its revisions may be higher again than those that were read before.
 func (a *Agent) recheck(ctx context.Context, events chan<- entry) {
 	config, err := a.inEtcd(ctx)
 	if err == nil {
@@ -108,14 +108,14 @@ func (a *Agent) wroteAt(revision, seen int64) {
 	defer a.mu.Unlock()
 	if revision <= seen {
 		a.log.Warn("etcd was restored: everything is read again", "region", a.region, "revision", revision, "seen", seen)
-		a.revision = 0 // until it is read
+		a.revision = 0 // until all keys are read again
 		timing.Signal(a.rewound)
 	}
 }
 
-// propose writes the latest settings that this agent knows, if those in etcd are older. The latest settings are the
-// agent's own, or those that it read from etcd before a restore. If etcd has no settings, settings without pools aren't
-// written.
+// propose writes the latest settings that this agent knows, if the settings in etcd are older. The latest settings are
+// the agent's own, or those that it read from etcd before a restore. If etcd has no settings, propose doesn't write
+// settings without pools.
 func (a *Agent) propose(ctx context.Context) error {
 	config, err := a.inEtcd(ctx)
 	if err != nil {
@@ -156,7 +156,8 @@ func (a *Agent) propose(ctx context.Context) error {
 	return err
 }
 
-// compare logs that this agent's settings differ from those in force and have no higher version.
+// compare logs if this agent's settings are ignored. They are if they differ from the settings in force and their
+// version is not higher.
 func (a *Agent) compare(ours, theirs Settings) {
 	switch {
 	case theirs.Version > ours.Version:
@@ -170,7 +171,7 @@ func (a *Agent) compare(ours, theirs Settings) {
 	}
 }
 
-// applyEntry applies an entry of etcd, whether it was read or is a change. It reports whether the entry has new terms.
+// applyEntry applies an entry that was read from etcd or is a change. It reports whether the entry has new terms.
 func (a *Agent) applyEntry(e entry) bool {
 	a.mu.Lock()
 	a.revision = max(a.revision, e.revision)

@@ -13,9 +13,9 @@ import (
 )
 
 // pools returns the names of the pools to report on. These are the pools that have the region in this replica's
-// settings, in the settings in etcd or in the region's share. It adds pools whose newest known terms give the region
-// something, because etcd may have lost them. The kind of the region's bucket doesn't matter: a pool may wait for the
-// region's report even if the bucket isn't a pool's yet.
+// settings, in the settings in etcd or in the region's share. It adds pools whose newest known terms give the region a
+// rate, because etcd may have lost these pools. The kind of the region's bucket doesn't matter: a pool may wait for the
+// region's report even if the bucket doesn't belong to the pool yet.
 func (a *Agent) pools() []string {
 	names := map[string]bool{}
 	add := func(name string, is bool) {
@@ -42,10 +42,10 @@ func (a *Agent) pools() []string {
 type view struct {
 	names   []string // of the pools
 	results []lua.TicketResult
-	failed  error             // of a bucket that can't be read
+	failed  error             // the error of a bucket that can't be read
 	voids   []lua.RefillCall  // for the buckets whose clock is wrong
-	tickets map[string]ticket // of the other buckets
-	rate    float64           // of Redis' clock
+	tickets map[string]ticket // of the buckets that were read and whose clock is right
+	rate    float64           // the relative error of the rate of Redis' clock
 	news    bool              // a ticket shows something that the coordinator doesn't know yet
 }
 
@@ -66,7 +66,7 @@ func (a *Agent) poll(ctx context.Context, must bool) {
 	a.put(ctx, a.report(v))
 }
 
-// read reads the tickets and judges the clocks.
+// read reads the tickets and checks the clocks.
 func (a *Agent) read(ctx context.Context) view {
 	v := view{names: a.pools(), tickets: map[string]ticket{}}
 	asking, cancel := context.WithTimeout(ctx, a.redisTimeout())
@@ -117,12 +117,12 @@ func (a *Agent) read(ctx context.Context) view {
 // Without them the refiller couldn't create the bucket if the server lost it.
 func (a *Agent) restart(name string, b *bucket, t lua.Ticket) {
 	if a.refiller != nil && !b.offered && t.Terms != nil && t.Terms.Pool {
-		_ = a.refiller.SetTerms(name, *t.Terms) // an error: the pool is not refilled here
+		_ = a.refiller.SetTerms(name, *t.Terms) // it fails if this process doesn't refill the pool
 	}
 }
 
-// report returns the report of a view. If a bucket couldn't be read, or couldn't begin the era that it should begin,
-// the report has its usage from before.
+// report returns the report of a view. If a bucket couldn't be read, or failed to begin the new era that its wrong
+// clock requires, the report has only the bucket's last known usage.
 func (a *Agent) report(v view) report {
 	for _, name := range v.names {
 		if b := a.bucket(name); !v.tickets[name].timed() && b.counted != (ticket{}) {
@@ -178,8 +178,8 @@ func (a *Agent) observeRedis(ctx context.Context, v view, failed error) {
 	}
 }
 
-// shareOf returns the region's share of a pool by a ticket. t are the newest terms; their grant is in force if the
-// ticket shows it.
+// shareOf returns the region's share of a pool at the time of a ticket. t are the newest terms. Their grant counts only
+// if the ticket shows that it is in force.
 func shareOf(pool string, t policy.Terms, at lua.Ticket) Share {
 	s := Share{Pool: pool, Floor: t.Rate(), Capacity: t.Capacity, Tokens: at.Tokens}
 	s.Rate = s.Floor
@@ -203,7 +203,7 @@ func (a *Agent) put(ctx context.Context, r report) {
 		a.recordReport(r)
 		a.setState(func(s *AgentState) { s.Reports, s.Cut = s.Reports+1, "" })
 	} else if ctx.Err() == nil {
-		a.since = a.now() // the next try comes when the next report would
+		a.since = a.now() // the next try is made at the time of the next report
 		a.setState(func(s *AgentState) { s.Failures, s.Cut = s.Failures+1, err.Error() })
 	}
 	if cut := err != nil; cut != a.cut && ctx.Err() == nil {
@@ -218,19 +218,19 @@ func (a *Agent) put(ctx context.Context, r report) {
 
 // When agents poll Redis and report, in hundredths of the report period H.
 const (
-	// ownTurn is the time between two reports of the reporter, and halfway the time between two of its polls. Twice
+	// ownTurn is the time between two reports of the reporter, and halfway is the time between two of its polls. Twice
 	// halfway exceeds ownTurn, so the reporter writes a report at every second poll. If demand surges, it also writes one
-	// at the poll in between. The write to etcd has the rest of H.
+	// at the poll in between. The rest of H is left for the write to etcd.
 	ownTurn, halfway = 95, 52
-	// othersTurn is the time after the last report at which another agent reports if the reporter is silent, and
-	// othersPoll the time between two polls of such an agent. A random time of up to lag is added to each, so that the
-	// agents don't act together.
+	// othersTurn is the time after the last report at which another agent reports if the reporter is silent. othersPoll is
+	// the time between two polls of such an agent. A random time of up to lag is added to each, so that the agents don't
+	// act at the same time.
 	othersTurn = 125
 	othersPoll = 100
 	lag        = 12
 )
 
-// hundredths of the report period.
+// hundredths returns n hundredths of the report period.
 func (a *Agent) hundredths(n time.Duration) time.Duration { return a.timing.Report * n / 100 }
 
 // isReporter reports whether the region's last report is this agent's.

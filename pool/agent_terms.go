@@ -14,9 +14,9 @@ func (a *Agent) apply(ctx context.Context) bool {
 	var calls []lua.RefillCall
 	for name, b := range a.known {
 		if b.behind() {
-			// The call settles under the old terms and switches, even if the index has grown since the last poll. If
-			// the index has fallen, the server has lost writes, and the call detects that. The refiller creates a bucket
-			// that is missing.
+			// The call credits the tokens that are due under the old terms and switches to the new ones. It does so even
+			// if the index has grown since the last poll. If the index has fallen, the server has lost writes, and the
+			// call detects that. The call doesn't create a missing bucket, since the refiller does.
 			terms := b.terms
 			calls = append(calls, lua.RefillCall{Key: name, Call: policy.Call{Version: b.version, Terms: &terms}})
 		}
@@ -39,8 +39,8 @@ func (a *Agent) apply(ctx context.Context) bool {
 	return wrote
 }
 
-// void begins a new era of buckets whose clock is wrong, and reports whether a bucket changed. A clock counts as wrong
-// until its bucket has answered.
+// void begins a new era of buckets whose clock is wrong, and reports whether a call succeeded. A clock counts as wrong
+// until the call for its bucket has succeeded.
 func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool, failed error) {
 	if len(calls) == 0 {
 		return false, nil
@@ -78,14 +78,14 @@ func (a *Agent) pushTerms() {
 	}
 }
 
-// redisTimeout bounds a request to Redis.
+// redisTimeout returns the time limit of a request to Redis.
 func (a *Agent) redisTimeout() time.Duration { return a.timing.Report / 2 }
 
 // behind reports whether the server lacks the newest terms.
 func (b *bucket) behind() bool { return b.fence.Before(b.terms.Fence) }
 
-// void returns the call that begins a new era. It claims a later version than the server has. The grant belongs to the
-// earlier era, so it ends.
+// void returns a refill call that begins a new era. The call pretends to know a later version than the server has, as
+// after a rollback. The grant belongs to the earlier era, so it ends.
 func (b *bucket) void(pool string, t lua.Ticket) lua.RefillCall {
 	call := policy.Call{Version: policy.Version{Era: t.Version.Era + 1, Index: t.Version.Index}}
 	if b.offered {

@@ -15,8 +15,8 @@ func (t *term) readAll(entries []entry, now time.Time) {
 	clear(t.seen)
 	clear(t.removed)
 	clear(t.declared)
-	// Settings come first: they say which regions are expected to report. Shares
-	// come before reports, which acknowledge them.
+	// Settings come first, because they name the regions that are expected to report. Shares come before reports, because
+	// reports acknowledge shares.
 	order := func(e entry) int {
 		return slices.IndexFunc([]string{epochKey, configKey, fenceKeys, shareKeys, reportKeys}, func(p string) bool {
 			_, ok := e.under(p)
@@ -24,9 +24,9 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		})
 	}
 	slices.SortStableFunc(entries, func(x, y entry) int { return order(x) - order(y) })
-	t.exceed(max(t.epoch, t.leadership.revision)) // that of the session before, too: its record may be lost
+	t.exceed(max(t.epoch, t.leadership.revision)) // t.epoch is that of the session before, whose record may be lost
 	t.leadership.epoch = 0
-	for key := range t.unread { // it may have been removed
+	for key := range t.unread { // an unreadable record may have been removed
 		if key != configKey && !slices.ContainsFunc(entries, func(e entry) bool { return e.key == key }) {
 			t.apply(entry{key: key, revision: t.revision, deleted: true}, false, now)
 		}
@@ -41,7 +41,7 @@ func (t *term) readAll(entries []entry, now time.Time) {
 		t.settingsMissing()
 	}
 	if shared && t.incompleteUntil.IsZero() {
-		// If etcd was restored, a region may show no trace of what it forgot. Those that do have reported by then.
+		// If etcd was restored, it may have lost grants. Regions that hold such grants report within this time.
 		t.incompleteUntil = now.Add(t.timing.fresh())
 	}
 	for _, l := range t.ledgers {
@@ -56,8 +56,8 @@ func (t *term) readAll(entries []entry, now time.Time) {
 }
 
 // expectShare handles a region whose share is missing although its pool lends. An earlier coordinator wrote a share,
-// unless the region has never reported. So the missing share counts as an unreadable one until all that it may have
-// granted has ended.
+// unless the region has never reported. So the missing share counts as an unreadable one, until every grant that it may
+// have had has ended.
 func (t *term) expectShare(region string, now time.Time) {
 	key := shareKeys + region
 	_, unread := t.unread[key]
@@ -67,14 +67,14 @@ func (t *term) expectShare(region string, now time.Time) {
 	}
 }
 
-// settingsMissing records that the settings of the pools are missing although regions have shares. That doesn't mean
-// that there are no pools.
+// settingsMissing records that the settings of the pools are missing in etcd. They count as unreadable, because regions
+// have shares: missing settings don't mean that there are no pools.
 func (t *term) settingsMissing() {
 	t.unread[configKey] = time.Time{}
 	t.log.Error("pools are missing in etcd: shares are renewed as they are, and no region gets more", "key", configKey)
 }
 
-// apply applies an entry: a change, or one that was read with all others.
+// apply applies an entry. If change is false, the entry was read together with all others.
 func (t *term) apply(e entry, change bool, now time.Time) {
 	t.revision = max(t.revision, e.revision)
 	var err error
@@ -105,8 +105,8 @@ func (t *term) apply(e entry, change bool, now time.Time) {
 	}
 }
 
-// applyEpoch applies the epoch in etcd, which an earlier term or session wrote, or a write of ours that was given up.
-// This term's epoch must be higher. When it is recorded, etcd refuses earlier writes that are still under way.
+// applyEpoch applies the epoch in etcd. An earlier term or session wrote it, or a write of ours that was given up. This
+// term's epoch must be higher. Once the higher epoch is recorded, etcd refuses earlier writes that are still under way.
 func (t *term) applyEpoch(e entry) error {
 	t.seen[e.key], t.leadership.epoch = e.revision, 0
 	if e.deleted {
@@ -139,7 +139,7 @@ func (t *term) applyReport(region, value string, live bool, now time.Time) error
 		}
 		foreign := l.applyTicket(region, ticket, live, t.timing, now)
 		if isRetired(ticket.terms) && !t.known.Before(ticket.terms.Fence) {
-			foreign = false // it had left the pool, and is back
+			foreign = false // the region had left the pool and is back
 		}
 		if _, blind := t.unread[shareKeys+region]; foreign && !blind {
 			t.recordForeign(region, name, l.accounts[region], now)
@@ -159,7 +159,7 @@ func (t *term) applyReport(region, value string, live bool, now time.Time) error
 func (t *term) recordForeign(region, pool string, a *account, now time.Time) {
 	shows := a.ticket.terms
 	if shows.Fence.Epoch <= t.foreignEpoch && !shows.Granted(a.ticket.era, a.ticket.now) {
-		return // a region is back after all that was forgotten has ended
+		return // the region is back after every forgotten grant has ended
 	}
 	t.foreignEpoch = max(t.foreignEpoch, shows.Fence.Epoch)
 	until := t.ended(now)
@@ -174,8 +174,8 @@ func (t *term) recordForeign(region, pool string, a *account, now time.Time) {
 	t.count(func(s *CoordinatorStats) { s.Foreign++ })
 }
 
-// assumeRestored assumes, up to the instant until, that etcd lacks grants that are in force. Shares record that instant
-// for the next coordinator.
+// assumeRestored makes the coordinator assume, up to the instant until, that etcd lacks grants that are in force.
+// Shares have a flag for this in the meantime, so that the next coordinator assumes it, too.
 func (t *term) assumeRestored(until time.Time) {
 	if t.restoredUntil.IsZero() {
 		t.rewrite()
@@ -183,19 +183,18 @@ func (t *term) assumeRestored(until time.Time) {
 	t.incompleteUntil, t.restoredUntil = until, until
 }
 
-// ended returns when every grant made before now has ended.
+// ended returns the time at which every grant that was made before now has ended.
 func (t *term) ended(now time.Time) time.Time { return now.Add(hold(max(t.lease, t.timing.Lease))) }
 
-// applyShare applies a share in etcd. An earlier coordinator wrote it, or this one wrote it with a write that it had
-// given up.
+// applyShare applies a share in etcd. An earlier coordinator wrote it, or a write of ours that was given up.
 func (t *term) applyShare(region string, e entry, now time.Time) error {
 	if e.revision <= t.seen[e.key] {
-		return nil // as we wrote it
+		return nil // this coordinator wrote it
 	}
 	if e.deleted {
 		delete(t.seen, e.key)
 		if until, ok := t.unread[e.key]; ok && until.IsZero() {
-			t.unread[e.key] = t.ended(now) // the region may use what it was granted until then
+			t.unread[e.key] = t.ended(now) // the region may use its grants until then
 		}
 		return nil
 	}
@@ -208,7 +207,7 @@ func (t *term) applyShare(region string, e entry, now time.Time) error {
 	t.lease = max(t.lease, s.lease)
 	for name, g := range s.pools {
 		l := t.ledgers[name]
-		if l == nil { // the pool has left the configuration
+		if l == nil { // the pool was removed from the configuration
 			l = newLedger(name)
 			l.configure(nil)
 			t.ledgers[name], t.order = l, nil

@@ -20,7 +20,8 @@ func (c *claim) add(u unit, t policy.Terms) {
 	}
 }
 
-// claims returns the most that the region may be using, and the most that it may be using by the records in etcd.
+// claims returns two claims. inForce is the most that the region may be using. recorded is the most that it may be
+// using according to its share in etcd.
 func (a *account) claims(u unit) (inForce, recorded claim) {
 	inForce = a.offered(u)
 	for _, t := range a.recorded {
@@ -29,8 +30,8 @@ func (a *account) claims(u unit) (inForce, recorded claim) {
 	if a.shown != nil && a.declared != fenced {
 		shown := claim{}
 		shown.add(u, a.shown.known())
-		// A rate that we did not offer may be any number. At most the pool's total is counted; that leaves nothing for the
-		// other regions.
+		// A rate that this coordinator did not offer may have any size. It counts for at most the pool's rate, which already
+		// leaves nothing for the other regions.
 		inForce.rate, inForce.floor = max(inForce.rate, min(shown.rate, u.total)),
 			max(inForce.floor, min(shown.floor, u.total))
 		inForce.capacity = max(inForce.capacity, shown.capacity)
@@ -38,7 +39,7 @@ func (a *account) claims(u unit) (inForce, recorded claim) {
 	return inForce, recorded
 }
 
-// offered is the most that the region may be using of what it was offered here.
+// offered returns the claim of the region's offers.
 func (a *account) offered(u unit) (c claim) {
 	for _, o := range a.offers {
 		c.add(u, o.known())
@@ -46,8 +47,8 @@ func (a *account) offered(u unit) (c claim) {
 	return c
 }
 
-// keeps is the part of its claim that a live region may be offered again: what it was offered here, and what its own
-// ticket shows in force.
+// keeps returns the part of its claim that a live region may be offered again. It has two parts: the region's offers,
+// and the terms that its own ticket shows in force.
 func (a *account) keeps(u unit) claim {
 	c := a.offered(u)
 	if a.shown != nil {
@@ -76,7 +77,7 @@ func (a *account) lapse(now time.Time) {
 	}
 }
 
-// convert expresses tokens per per µs in units, rounded up.
+// convert converts a rate to units, rounded up. The rate is the number of tokens every per microseconds.
 func (u unit) convert(tokens, per int64) int64 {
 	if per == u.per {
 		return tokens
@@ -84,7 +85,8 @@ func (u unit) convert(tokens, per int64) int64 {
 	return mulDivUp(tokens, u.per, per)
 }
 
-// termsOf returns terms of a rate above a floor, both in tokens per per µs. The grant has no end yet.
+// termsOf returns the terms of a region with a floor and a grant up to rate. Both are numbers of tokens every per
+// microseconds. The caller sets the end of the grant.
 func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
 	t := policy.Terms{
 		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,
@@ -93,7 +95,8 @@ func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Te
 	return t
 }
 
-// terms returns terms of a rate above a floor, in the pool's units. The grant has no end yet.
+// terms returns the terms of a region with a floor and a grant up to rate, in the pool's units. The caller sets the end
+// of the grant.
 func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 	interval := policy.DefaultInterval
 	if l.pool != nil {
@@ -102,7 +105,7 @@ func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 	return termsOf(rate, floor, capacity, l.unit.per, interval)
 }
 
-// isRetired reports whether the terms are those of a region that is to use nothing.
+// isRetired reports whether the terms are those of a region that must use nothing.
 func isRetired(t policy.Terms) bool { return t.Capacity == 1 && t.Tokens == 0 && t.GrantTokens == 0 }
 
 // mulDivUp returns ⌈a·b/c⌉.

@@ -13,16 +13,16 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Limits of the record in cfg. It is text that people can read. If it is larger than maxText, it is compressed. etcd
-// accepts requests of up to 1.5 MiB.
+// Limits of the settings' record in etcd, under the key cfg. The record is text that people can read. A record of more
+// than maxText bytes is compressed. etcd accepts requests of up to 1.5 MiB.
 const (
 	maxText     = 256 << 10 // bytes of a record that isn't compressed
 	maxSettings = 1 << 20   // bytes in etcd
 	maxInflated = 64 << 20  // bytes of text after it was decompressed
 )
 
-// Settings are the pools that all regions share, at one version. Those with the
-// highest version that any replica has are in force.
+// Settings are the pools that all regions share, at one version. The settings with the highest version that any replica
+// has are in force.
 type Settings struct {
 	Version int64 // 0 or more; raise it with every change
 	Pools   []Pool
@@ -31,7 +31,7 @@ type Settings struct {
 // noSettings are settings without pools that are older than all others.
 var noSettings = Settings{Version: -1}
 
-// Validate returns all that is wrong with s.
+// Validate returns an error that lists all problems of s, or nil.
 func (s Settings) Validate() error {
 	var errs []error
 	seen := map[string]bool{}
@@ -53,7 +53,7 @@ func (s Settings) Validate() error {
 	return errors.Join(errs...)
 }
 
-// record returns what cfg holds.
+// record returns the settings as they are stored in etcd.
 func (s Settings) record() string {
 	text := s.encode()
 	if len(text) <= maxText {
@@ -64,7 +64,7 @@ func (s Settings) record() string {
 	_, err := io.WriteString(w, text)
 	err = errors.Join(err, w.Close())
 	if err != nil {
-		panic(err) // a strings.Builder takes everything
+		panic(err) // a write to a strings.Builder never fails
 	}
 	return b.String()
 }
@@ -86,8 +86,8 @@ func inflate(record string) (string, error) {
 // rates.
 func (s Settings) Equal(other Settings) bool { return s.reduced().encode() == other.reduced().encode() }
 
-// following returns s with its history, if it replaces the settings before. A region that was in a pool before has been
-// in it since the same version. Other regions join the pool with the version of s.
+// following returns s, which replaces the settings before, with the field since of each region. A region that was in
+// its pool before keeps its value. Any other region joins the pool with the version of s.
 func (s Settings) following(before Settings) Settings {
 	type member struct{ pool, region string }
 	since := map[member]int64{}
@@ -133,7 +133,7 @@ func (s Settings) reduced() Settings {
 	return s
 }
 
-// The record in cfg.
+// The types of the settings' record, in JSON.
 type (
 	settingsRecord struct {
 		Version int64        `json:"version"`
@@ -144,7 +144,7 @@ type (
 		Rate       string         `json:"rate"`
 		Capacity   int64          `json:"capacity"`
 		Interval   string         `json:"interval"`
-		FloorShare int64          `json:"floor_share,omitempty"` // percent; left out: DefaultFloorShare
+		FloorShare int64          `json:"floor_share,omitempty"` // percent; DefaultFloorShare if it is left out
 		Regions    []regionRecord `json:"regions"`
 	}
 	regionRecord struct {
@@ -153,11 +153,11 @@ type (
 		Floor   string `json:"floor,omitempty"`
 		Burst   int64  `json:"burst,omitempty"`
 		Ceiling string `json:"ceiling,omitempty"`
-		Since   int64  `json:"since,omitempty"` // the version with which it came into the pool
+		Since   int64  `json:"since,omitempty"` // the version with which the region joined the pool
 	}
 )
 
-// encode writes the settings so that equal ones have the same text.
+// encode returns the text of the settings. Equal settings have equal texts.
 func (s Settings) encode() string {
 	rate := func(r policy.Rate) string {
 		if r == (policy.Rate{}) {
@@ -180,7 +180,7 @@ func (s Settings) encode() string {
 	slices.SortFunc(rec.Pools, func(a, b poolRecord) int { return strings.Compare(a.Name, b.Name) })
 	b, err := json.Marshal(rec)
 	if err != nil {
-		panic(err) // strings and whole numbers can be written
+		panic(err) // encoding strings and integers never fails
 	}
 	return string(b)
 }

@@ -15,14 +15,14 @@ import (
 const (
 	MaxRegions = 100 // regions of one pool
 	MaxName    = 128 // bytes of a pool's or region's name
-	// DefaultFloorShare is φ in percent: the part of a pool's rate that floors may take together.
+	// DefaultFloorShare is the default of Pool.FloorShare, in percent.
 	DefaultFloorShare = 20
 )
 
-// ErrPool is returned for a pool that can't be served; a FieldError says why.
+// ErrPool is returned for an invalid pool. A FieldError has the reason.
 var ErrPool = errors.New("pool: bad pool")
 
-// FieldError names a field of a Pool, as it is written in a configuration, and what is wrong with its value.
+// FieldError describes an invalid value of a field of a Pool. Field is the name of the field in a configuration.
 type FieldError struct {
 	Region string // empty: a field of the pool itself
 	Field  string
@@ -40,18 +40,18 @@ func (e *FieldError) Error() string {
 // Is makes every FieldError match ErrPool.
 func (e *FieldError) Is(target error) bool { return target == ErrPool }
 
-// Pool is one rate and one capacity that the buckets of one name in several regions share.
+// Pool is one rate and one capacity that several regions share. Each region has a bucket with the pool's name.
 type Pool struct {
 	Name     string        // the buckets' key: letters, digits and any of . _ : -
 	Rate     policy.Rate   // R: the rates in force in all regions together never exceed it
 	Capacity int64         // C: the capacities in force in all regions together never exceed it
 	Interval time.Duration // refill interval; 0 means policy.DefaultInterval
 	Regions  []Region      // at least one; names are distinct
-	// FloorShare is φ: the most percent of the rate that all floors may have together, 1 to 100; 0 means
-	// DefaultFloorShare. A floor is always its region's, so this part of the rate can't follow the demand.
+	// FloorShare is φ: the largest percentage of the rate that all floors may have together, 1 to 100; 0 means
+	// DefaultFloorShare. A floor is always reserved for its region, so this part of the rate can't follow the demand.
 	FloorShare int64
-	// Flows divides the bucket of the region in whose file it is; nil for none. It is not written to etcd, so each region
-	// uses its own.
+	// Flows divides the region's bucket among flows; nil means that the bucket isn't divided. It is not written to etcd,
+	// so each region uses the Flows of its own configuration.
 	Flows *policy.Flows
 }
 
@@ -59,9 +59,9 @@ type Pool struct {
 type Region struct {
 	Name    string
 	Weight  int64       // 1 to policy.MaxWeight: decides its part when tokens are short or left over
-	Floor   policy.Rate // the rate that is always its own; zero for its part, by weight, of FloorShare of the rate
-	Burst   int64       // capacity of its bucket; 0 for its part, by weight, of the pool's capacity
-	Ceiling policy.Rate // the highest rate that it gets; zero for no limit
+	Floor   policy.Rate // the rate that is always reserved for it; zero means its part, by weight, of φR
+	Burst   int64       // capacity of its bucket; 0 means its part, by weight, of the pool's capacity
+	Ceiling policy.Rate // the highest rate that it gets; zero means no limit
 
 	since int64 // the version of the settings in etcd with which the region last joined the pool
 }
@@ -70,7 +70,7 @@ var name = regexp.MustCompile(`^[A-Za-z0-9._:-]+$`)
 
 func validName(s string) bool { return len(s) <= MaxName && name.MatchString(s) }
 
-// Validate returns all that is wrong with p, as FieldErrors, or nil.
+// Validate returns a FieldError for each invalid field of p, joined to one error, or nil.
 func (p Pool) Validate() error {
 	var errs []error
 	bad := func(region, field, format string, args ...any) {
@@ -182,16 +182,17 @@ func (p Pool) maxElapsed() int64 {
 	return max(2*time.Second, 5*p.interval()).Microseconds()
 }
 
-// unit is the unit in which the rates of a pool are counted: 1 token per per µs. total is the pool's rate in this unit.
+// unit is the unit in which the rates of a pool are counted. It is one token every per microseconds. total is the
+// pool's rate in this unit.
 type unit struct{ total, per int64 }
 
-// perSecond returns a rate of n units in tokens per second.
+// perSecond converts a rate of n units to tokens per second.
 func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.per) }
 
-// units returns how many units a rate in tokens per second is.
+// units converts a rate in tokens per second to units.
 func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
 
-// resolution is the least number of units of a pool's rate, unless the numbers would become too large.
+// resolution is the least total of a unit. total is less only if per would become too large otherwise.
 const resolution = 1_000_000
 
 // unit returns a unit in which the pool's rate is a large number, so that it can be divided finely.
@@ -202,7 +203,7 @@ func (p Pool) unit() unit {
 	return unit{a * max(k, 1), b * max(k, 1)}
 }
 
-// of returns a rate in whole units, rounded down.
+// of converts a rate to whole units, rounded down.
 func (u unit) of(r policy.Rate) int64 {
 	if r == (policy.Rate{}) {
 		return 0
@@ -234,8 +235,8 @@ func (p Pool) parts() []part {
 	return parts
 }
 
-// Start returns the terms of a region's bucket before any grant: its floor and its capacity. The caller sets their
-// version.
+// Start returns the terms of a region's bucket before any grant, with its floor and its capacity. The caller sets the
+// version of the terms.
 func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
 	i := slices.IndexFunc(p.Regions, func(r Region) bool { return r.Name == region })
 	part := p.parts()[i]
@@ -250,12 +251,13 @@ func (p Pool) Has(region string) bool {
 	return slices.ContainsFunc(p.Regions, func(r Region) bool { return r.Name == region })
 }
 
-// Timing of a pool. All replicas of all regions use the same.
+// Timing has the times of the exchange between agents and coordinator. All replicas of all regions must use the same
+// Timing.
 type Timing struct {
 	Report time.Duration // H: how often each region reports; 100 ms to 1 m
 	// Lease is L: the time from a ticket to the end of its grant. If etcd is unavailable, a region keeps its share for
-	// Lease less Report, and then has its floor. Lease is at least Report + twice the election's TTL + 1 s, so that no
-	// region falls to its floor when another coordinator is elected.
+	// Lease − Report, and then has its floor. Lease must be at least Report + twice the election's TTL + 1 s. Otherwise
+	// regions would fall to their floors when another coordinator is elected.
 	Lease time.Duration
 }
 
@@ -269,7 +271,7 @@ func ForTTL(ttl time.Duration) Timing {
 	return t
 }
 
-// Validate reports what is wrong with t.
+// Validate returns an error if a field of t is out of range.
 func (t Timing) Validate() error {
 	if t.Report < 100*time.Millisecond || t.Report > time.Minute {
 		return fmt.Errorf("%w: Report %s is not from 100ms to 1m", ErrPool, t.Report)
@@ -281,26 +283,27 @@ func (t Timing) Validate() error {
 }
 
 const (
-	// drift is ρ: the part of 1 by which a clock may run fast or slow. A time daemon that slews changes the rate of a
-	// clock, and of Go's monotonic clock, too, by up to 8.3 % (chrony's maxslewrate).
+	// drift is ρ: the largest relative error of a clock's rate. A time daemon that slews changes the rate of a clock, and
+	// of Go's monotonic clock, too, by up to 8.3 % (chrony's maxslewrate).
 	drift = 0.1
 	// tolerance is the time by which a region's clock may be set back, or for which it may stop, before the script or the
 	// watchdog detects it.
 	tolerance = 2 * policy.ClockTolerance * time.Microsecond
 )
 
-// hold returns how long after a ticket was received its grant may be in force, on the receiver's own clock. That is
-// L(1+2ρ), because the receiver's clock may run fast while the region's runs slow, plus tolerance, the error of a clock
-// that is not detected.
+// hold returns the longest time for which a grant may be in force after its ticket was received, on the receiver's own
+// clock. That is L(1+2ρ) + tolerance. The receiver's clock may run fast while the region's clock runs slow, and an
+// error of the region's clock up to tolerance is not detected.
 func hold(lease time.Duration) time.Duration {
 	return lease + time.Duration(2*drift*float64(lease)) + tolerance
 }
 
-// load bounds the time for reading all keys. With many pools they have megabytes, and etcd may be far away.
+// load returns the time limit for reading all keys. With many pools their values have megabytes, and etcd may be far
+// away.
 func (t Timing) load() time.Duration { return t.Lease / 2 }
 
-// request bounds the time of any other request to etcd. A member that is cut off answers late or never.
+// request returns the time limit of any other request to etcd. A member of etcd that is cut off answers late or never.
 func (t Timing) request() time.Duration { return max(t.Report, time.Second) }
 
-// fresh is the highest age of a ticket that a grant answers.
+// fresh returns the age up to which the coordinator answers a ticket with a grant.
 func (t Timing) fresh() time.Duration { return t.Report * 5 / 2 }
