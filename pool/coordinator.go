@@ -15,17 +15,18 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// pace is the shortest time between two rounds of planning. So one write answers all events that come at about the same
-// time.
+// pace is the shortest time between two rounds of planning. So the coordinator answers all events that arrive at about
+// the same time with one write.
 const pace = 50 * time.Millisecond
 
-// maxPace bounds the pace of a coordinator with much to do: planning takes at most about a tenth of its time.
+// maxPace is the longest time between two rounds of planning while there is work. The coordinator lengthens the pace so
+// that it plans for about a tenth of the time, but never beyond maxPace.
 const maxPace = time.Second
 
 // errStuck ends a term in which etcd renews the coordinator's leadership but accepts none of its writes.
 var errStuck = errors.New("pool: shares can't be written: another coordinator is to try")
 
-// CoordinatorConfig is what a Coordinator needs.
+// CoordinatorConfig configures a Coordinator.
 type CoordinatorConfig struct {
 	Client *clientv3.Client // the caller closes it
 	Prefix string           // of the pools' keys, without a slash at the end
@@ -56,7 +57,9 @@ type CoordinatorStats struct {
 	Writes  int64 // shares written
 	// TooLarge counts the shares that were not written because etcd would have refused them.
 	TooLarge int64
-	Unread   int // records that can't be read; meanwhile shares are renewed as they are, and no region gets more
+	// Unread is the number of records that can't be read now. While there are any, shares are renewed as they are, and no
+	// region gets more.
+	Unread int
 	// Foreign counts the tickets that showed grants which are not in etcd. Either etcd was restored or lost, or another
 	// coordinator grants the same pool. For a lease after each such ticket, no region gets more.
 	Foreign int64
@@ -67,20 +70,20 @@ type PoolSum struct {
 	Rate    float64 // R, which Claimed never exceeds; 0 after the pool was removed from the configuration
 	Claimed float64 // the most that the regions may be using: offers that no acknowledgement has replaced
 	Demand  float64 // the rate that the regions could use
-	// Waits are the regions that have neither acknowledged terms of the pool nor been fenced. Until they have, no region
-	// gets more than the floor.
+	// Waits are the regions that have neither acknowledged terms of the pool nor been fenced. As long as there are any, no
+	// region gets more than its floor.
 	Waits []string
 }
 
 // RegionSeen is what the coordinator knows of a region.
 type RegionSeen struct {
-	LastReport  time.Time // when its last report came; zero for never in this term
+	LastReport  time.Time // when its last report arrived; zero for never in this term
 	Since       time.Time // since when the coordinator knows the region
-	OtherServer bool      // reports come of another Redis, too
-	Fenced      bool      // an operator has declared that it is to use nothing
+	OtherServer bool      // another Redis reports under the region's name, too
+	Fenced      bool      // an operator has fenced or drained the region
 }
 
-// NewCoordinator checks the configuration; it makes no request.
+// NewCoordinator returns a Coordinator, or an error if cfg is invalid. It makes no request.
 func NewCoordinator(cfg CoordinatorConfig) (*Coordinator, error) {
 	if cfg.Client == nil || cfg.Prefix == "" {
 		return nil, fmt.Errorf("%w: Client and Prefix are required", ErrPool)
@@ -100,8 +103,8 @@ func newCoordinator(r registry, t Timing, log hclog.Logger) *Coordinator {
 	}
 }
 
-// Lead coordinates under a term until ctx ends or the term turns out to be over.
-// It is the function that an election among all regions calls.
+// Lead coordinates under a term. It returns when ctx ends, when another coordinator leads, or when it can't write for a
+// third of a lease. It is the function that an election among all regions calls.
 func (c *Coordinator) Lead(ctx context.Context, term election.Term) error {
 	return c.govern(ctx, leadership{key: term.Key, revision: term.Epoch})
 }
@@ -127,7 +130,7 @@ func (c *Coordinator) Regions() map[string]RegionSeen {
 	return maps.Clone(c.regions)
 }
 
-// recordReported records when a region reported.
+// recordReported records that a region reported at the time now.
 func (c *Coordinator) recordReported(region string, now time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,5 +183,5 @@ func (c *Coordinator) govern(ctx context.Context, l leadership) error {
 	return context.Cause(ctx)
 }
 
-// backoff returns how long to wait after so many failures in a row.
+// backoff returns the pause after a number of failures in a row.
 func backoff(failures int) time.Duration { return timing.Doubled(pace, failures, maxPace) }

@@ -6,10 +6,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Divide returns the rate of each region, in tokens per second, after a change of demand or of settings is complete. A
-// coordinator aims at these rates. demand has the demand of the regions that are alive, in tokens per second. silent
-// has the floors of regions that don't report: such a region keeps that floor or its new one, whichever is more. All
-// other regions use nothing.
+// Divide returns the rate at which a coordinator aims for each region. All rates are in tokens per second. demand has
+// the demand of each region that is alive. silent has the floor of each region that doesn't report: such a region keeps
+// that floor or its floor in p, whichever is higher. A region in neither map has rate 0.
 func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	u := p.unit()
 	shares, rest := map[string]float64{}, u.total
@@ -32,7 +31,7 @@ func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	return shares
 }
 
-// Floors returns what the regions may always use, in tokens per second.
+// Floors returns the floor of each region, in tokens per second.
 func (p Pool) Floors() map[string]float64 {
 	u, floors := p.unit(), map[string]float64{}
 	for i, part := range p.parts() {
@@ -41,7 +40,8 @@ func (p Pool) Floors() map[string]float64 {
 	return floors
 }
 
-// claimant returns the claimant of a region that could use demand and may get at most most; 0 for no limit.
+// claimant returns the region's input for policy.Allocate. The region could use the rate demand, and may get up to
+// most; 0 means no limit.
 func (p part) claimant(region string, demand, most int64) policy.Claimant {
 	return policy.Claimant{Name: region, Weight: p.weight, Floor: p.floor, Demand: demand, Ceiling: most}
 }

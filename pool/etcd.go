@@ -51,7 +51,8 @@ func (r *etcdRegistry) entry(key, value string, revision int64) entry {
 }
 
 func (r *etcdRegistry) watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error {
-	// Otherwise a watch on a member that is cut off from the others would deliver nothing.
+	// WithRequireLeader makes the watch fail on a member of etcd that is cut off from the others. Otherwise the watch
+	// would deliver nothing.
 	g, ctx := errgroup.WithContext(clientv3.WithRequireLeader(ctx))
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -64,7 +65,7 @@ func (r *etcdRegistry) watch(ctx context.Context, from int64, to chan<- entry, k
 	return g.Wait()
 }
 
-// follow never returns nil.
+// follow sends the changes of one watch until the watch fails or ctx ends. It never returns nil.
 func (r *etcdRegistry) follow(ctx context.Context, to chan<- entry, key string, opts ...clientv3.OpOption) error {
 	for resp := range r.client.Watch(ctx, key, opts...) {
 		if err := resp.Err(); err != nil {

@@ -13,20 +13,21 @@ import (
 // ErrNotFenced is returned by Lift for a region that isn't fenced.
 var ErrNotFenced = errors.New("pool: region is not fenced")
 
-// ErrFenced is returned by Fence for a region that is to be drained and is fenced already: it counts for nothing.
+// ErrFenced is returned by Fence if it should drain a region that is fenced already. The other regions have the part of
+// a fenced region, so it can't be drained before the fence is lifted.
 var ErrFenced = errors.New("pool: region is fenced: lift that before it can be drained")
 
-// Fencing is an operator's declaration that a region uses nothing of any pool, or is to use nothing.
+// Fencing is an operator's declaration that a region uses nothing of any pool, or that it must use nothing.
 type Fencing struct {
 	Operator string    `json:"operator"`
 	Reason   string    `json:"reason,omitempty"`
 	At       time.Time `json:"at"`
-	// Drain makes the region give up its share and its floor. They count against the pool until the region has
-	// acknowledged that.
+	// Drain makes the region give up its share and its floor. These count against the pool until the region has
+	// acknowledged the drain.
 	Drain bool `json:"drain,omitempty"`
 }
 
-// declared is what an operator has declared of a region.
+// declared is an operator's declaration about a region.
 type declared int
 
 const (
@@ -52,12 +53,12 @@ func (f Fencing) declared() declared {
 
 // Fence declares that a region uses nothing of any pool below the prefix, until Lift.
 //
-// The other regions get all that it had at once, even its floors. Fence a region only if its Redis is lost. If its
-// consumers still take tokens, the pools' rates are exceeded by what the region had.
+// The other regions get the region's shares at once, even its floors. Fence a region only if its Redis is lost. If its
+// consumers still take tokens, the pools' rates are exceeded by up to these shares.
 //
-// With f.Drain the region is ordered to use nothing, and its consumers are denied. If it reaches etcd, it acknowledges
-// that. Only then do the other regions get its part, so no rate is exceeded. RegionStatus.Idle reports whether it has
-// acknowledged.
+// With f.Drain the region is ordered to use nothing, and its consumers are denied. If the region reaches etcd, it
+// acknowledges the order. Only then do the other regions get its shares, so no rate is exceeded. RegionStatus.Idle
+// reports whether the region has acknowledged.
 func Fence(ctx context.Context, client *clientv3.Client, prefix, region string, f Fencing) error {
 	if !validName(region) {
 		return fmt.Errorf("%w: region %q: want 1 to %d letters, digits and any of . _ : -", ErrPool, region, MaxName)

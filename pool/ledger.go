@@ -8,24 +8,24 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ledger is a coordinator's account of one pool: what each region may be using and what it could use. All instants are
-// arguments, read from the coordinator's own monotonic clock.
+// ledger is a coordinator's account of one pool. It has the rate that each region may be using, and the rate that each
+// region could use. All instants are arguments, which the caller reads from the coordinator's own monotonic clock.
 //
-// Its invariant: whichever offers have arrived, the regions together may be using at most the pool's rate and capacity.
-// The same holds for the records in etcd, because the next coordinator renews what is recorded. So if a region has lost
-// a rate, because it has ended or because the region has acknowledged less, another region gets the rate only after the
-// loss was recorded.
+// The ledger keeps this invariant: whichever offers have arrived, the regions together may be using at most the pool's
+// rate and capacity. The invariant also holds for the records in etcd, because the next coordinator renews the recorded
+// grants. A region loses a rate when the rate ends, or when the region acknowledges a smaller one. Another region gets
+// the lost rate only after the loss was recorded.
 type ledger struct {
 	name     string
-	pool     *Pool // nil once it has left the configuration
+	pool     *Pool // nil once the pool was removed from the configuration
 	open     bool  // every region has acknowledged terms here, so more than floors is lent
-	doubted  bool  // open by the records in etcd, but the regions may use another etcd by now
+	doubted  bool  // the records in etcd show an open pool, but the regions may use another etcd by now
 	unit     unit
 	parts    map[string]part // of the regions in the configuration
 	accounts map[string]*account
 
 	dirty bool      // something has happened since the last plan
-	wake  time.Time // when time alone changes the plan; zero for never
+	wake  time.Time // when the plan changes if no event arrives; zero for never
 }
 
 // account is one region's part in a pool.
@@ -50,13 +50,14 @@ type account struct {
 	declared declared // by an operator
 }
 
-// offer is terms that a region may have in force.
+// offer has terms that a region may have in force.
 type offer struct {
 	terms policy.Terms
 	until time.Time // when its rate has certainly ended, on the coordinator's clock
 	void  bool      // its rate or its era has ended
-	// old is true if the offer may have been made before the region joined the pool. Its acknowledgement proves nothing
-	// about the region's present state: since then the region may have had a bucket of its own, and may still have it.
+	// old is true if the offer may have been made before the region joined the pool. An acknowledgement of it proves
+	// nothing about the region's present state: since then the region may have had a bucket of its own, and may still have
+	// it.
 	old bool
 }
 
@@ -90,7 +91,7 @@ func (l *ledger) configure(p *Pool) {
 		a.demand.level *= float64(l.unit.per) / float64(before.per)
 		a.floor = l.unit.convert(a.floor, before.per)
 	}
-	l.open = l.open && joined // a pool that has none of its former regions is another pool
+	l.open = l.open && joined // a pool without any of its former regions counts as a new pool
 }
 
 func (l *ledger) account(region string) *account {
@@ -103,12 +104,13 @@ func (l *ledger) account(region string) *account {
 }
 
 // inherit adds the recorded offers of a region to its account. An earlier coordinator wrote them, or a write of ours
-// whose result is unknown. Their tickets were read before now, so they end before now + hold.
+// whose result is unknown. The tickets that these offers answer were read before now, so the offers end before
+// now + hold.
 func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.Time) {
 	a := l.account(region)
 	a.recorded = g.terms
 	if l.unit.per == 1 {
-		l.unit.per = g.terms[0].Per // the pool had left the configuration before this ledger was made
+		l.unit.per = g.terms[0].Per // the pool was removed from the configuration before this ledger was made
 	}
 	if _, configured := l.parts[region]; configured && g.since == a.since {
 		a.joined, l.doubted = a.joined || g.joined, l.doubted || g.open && !l.open
@@ -189,7 +191,7 @@ func (a *account) granted(u unit) int64 {
 	return max(u.convert(t.Tokens, t.Per), u.convert(t.GrantTokens, t.Per))
 }
 
-// finished reports whether a region that was removed from the pool certainly uses nothing of it any more.
+// finished reports whether a region that was removed from the pool certainly uses nothing of the pool any more.
 func (a *account) finished(u unit) bool {
 	t := a.newest()
 	switch {
@@ -211,10 +213,10 @@ func (a *account) retired() bool {
 	return t != nil && isRetired(*t) && !a.acked.Before(t.Fence)
 }
 
-// left reports whether the region uses nothing of the pool, by an operator's declaration.
+// left reports whether the region uses nothing of the pool because an operator has fenced or drained it.
 func (a *account) left() bool { return a.declared == fenced || a.declared == draining && a.retired() }
 
-// list returns the offers as they are recorded in etcd.
+// list returns the offers in the form in which etcd records them.
 func (a *account) list() []policy.Terms {
 	list := make([]policy.Terms, len(a.offers))
 	for i, o := range a.offers {
@@ -226,7 +228,7 @@ func (a *account) list() []policy.Terms {
 // maxOffers bounds the list of a region that acknowledges nothing.
 const maxOffers = 8
 
-// covers reports whether a later offer counts for at least as much as an earlier one, and at least as long.
+// covers reports whether o claims at least as much as an earlier offer, and for at least as long.
 func (o offer) covers(earlier offer) bool {
 	x, y := earlier.known(), o.known()
 	return x.Per == y.Per && x.Tokens <= y.Tokens && x.Capacity <= y.Capacity && x.GrantTokens <= y.GrantTokens &&
@@ -234,8 +236,8 @@ func (o offer) covers(earlier offer) bool {
 }
 
 // add puts a new offer in front. If there are then more than maxOffers, it drops the oldest offer that the next later
-// one covers. If there is no such offer, it merges the oldest two into one that is no smaller than either and has the
-// later fence. A rate that has ended stays ended, because other regions may have it now.
+// one covers. If there is no such offer, it merges the two oldest. The merged offer claims at least as much as each of
+// them and has the later fence. A rate that has ended does not count again, because other regions may have it now.
 func (a *account) add(o offer, now time.Time) {
 	if a.waiting.IsZero() {
 		a.waiting = now

@@ -13,7 +13,7 @@ import (
 //
 //  1. Tickets of a server that isn't the region's are ignored.
 //  2. A ticket of a later era voids the offers made to earlier ones, whatever else it shows.
-//  3. An acknowledgement takes effect even if a later ticket was applied before, because it stays true.
+//  3. An acknowledgement is applied even if a later ticket was applied before, because it stays true.
 //  4. Everything else in an older ticket is out of date.
 //  5. Terms that the bucket has in force without an offer count against the pool.
 func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, now time.Time) (foreign bool) {
@@ -48,8 +48,8 @@ func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, 
 }
 
 // readmits reports whether a region without an account gets one again because of its ticket. Such a region was fenced
-// and removed from the pool, and still has a grant. It counts against the pool until it has acknowledged that it must
-// use nothing.
+// and removed from the pool, and still has a grant. The grant counts against the pool until the region has acknowledged
+// that it must use nothing.
 func (l *ledger) readmits(t ticket) bool {
 	return l.pool != nil && t.kind == pooled && t.terms.Fence.Epoch > 0 && !isRetired(t.terms)
 }
@@ -77,8 +77,8 @@ func (l *ledger) isForeign(region string, a *account, t ticket) bool {
 	return member && t.kind == pooled && a.declared != fenced && later
 }
 
-// claimOf returns the claim of a bucket whose ticket shows terms that were not offered. If the terms are a foreign
-// grant, the coordinator that made it may renew it, so it counts at least for a lease.
+// claimOf returns the claim of a bucket whose ticket shows terms that were not offered. The coordinator that made a
+// foreign grant may renew it, so a foreign grant counts for at least a lease.
 func claimOf(t ticket, foreign bool, timing Timing, now time.Time) *offer {
 	left := time.Duration(t.terms.GrantEnd-t.now) * time.Microsecond
 	if foreign {
@@ -87,7 +87,7 @@ func claimOf(t ticket, foreign bool, timing Timing, now time.Time) *offer {
 	return &offer{terms: t.terms, until: now.Add(hold(left)), void: t.kind == plain || left <= 0}
 }
 
-// recordLive records that the region is live: its report arrived as a change, or is later than one that did. If the
+// recordLive records that the region is live. The region's report arrived as a change, or an earlier one did. If the
 // region was silent, it could not receive its offers, so its time to apply them begins again.
 func (a *account) recordLive(timing Timing, now time.Time) {
 	if !a.live(timing, now) && !a.waiting.IsZero() {
@@ -96,13 +96,13 @@ func (a *account) recordLive(timing Timing, now time.Time) {
 	a.reported = now
 }
 
-// recognise reports whether a ticket is of the server that the region's grants are for. There are two such cases:
+// recognise reports whether a ticket is from the server that the region's grants are for. There are two such cases:
 //
-//   - The ticket has the era that is known so far.
-//   - The ticket has a higher era, and its agent has read the era known so far from its own Redis before.
+//   - The ticket has the known era.
+//   - The ticket has a higher era, or none, and its agent has read the known era from its own Redis before.
 //
-// Any other server may be a second one under the region's name. Its tickets are accepted after the grants of the era
-// known so far have ended.
+// Any other ticket may be from a second server under the region's name. It is accepted after the grants of the known
+// era have ended.
 func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) bool {
 	follows := t.before == a.era && (t.era == 0 || t.era > a.era)
 	if t.era != a.era && !follows && !a.eraAt.IsZero() && now.Sub(a.eraAt) < hold(timing.Lease) {
@@ -120,7 +120,7 @@ func (a *account) recognise(t ticket, live bool, timing Timing, now time.Time) b
 	return true
 }
 
-// stretch is a time in which an event came again and again.
+// stretch is a time in which an event was repeated.
 type stretch struct{ first, last time.Time }
 
 // extend extends the stretch to now. If no event came for longer than gap, it begins another stretch.
@@ -141,8 +141,8 @@ func (a *account) doubled(timing Timing, now time.Time) bool {
 	return a.other.lasts(now, timing.fresh(), timing.Lease)
 }
 
-// acknowledge drops the offers that are older than the one that the ticket shows in force. It does nothing if the terms
-// of the ticket were not offered here.
+// acknowledge drops the offers that are older than the one that the ticket shows in force. It returns false, and drops
+// none, if the terms of the ticket are not those of an offer.
 func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
 	i := slices.IndexFunc(a.offers, func(o offer) bool { return t.acknowledges(o.terms) })
 	if i < 0 {
@@ -159,7 +159,7 @@ func (l *ledger) acknowledge(a *account, t ticket, now time.Time) bool {
 	return true
 }
 
-// observe samples the demand since the last sample.
+// observe updates the demand by the time since the last sample, unless that time is too short.
 func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 	s := a.sample
 	elapsed, goesOn := t.since(s)

@@ -8,15 +8,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// planInput is the input of a plan beside the ledger.
+// planInput has the arguments of a plan.
 type planInput struct {
 	now    time.Time
 	timing Timing
-	// incomplete reports that etcd may have lost records, so that rates which no region claims here may still be in use.
-	// Then no region gets more than its own ticket shows in force.
+	// incomplete reports that etcd may have lost records. Then rates that no region claims here may still be in use, and
+	// no region gets more than its own ticket shows in force.
 	incomplete bool
 	frozen     bool                // a record that a plan needs can't be read
-	nextFence  func() policy.Fence // gives each offer its place in the order
+	nextFence  func() policy.Fence // returns the fence of the next offer
 }
 
 // member is a live region at one round of planning.
@@ -24,13 +24,13 @@ type member struct {
 	region string
 	*account
 	p      part
-	claim        // grow adds free units to its rate
-	most   int64 // the most that the region may get now
+	claim        // the units that the region may be offered again; grow adds free units to its rate
+	most   int64 // the highest rate that the region may get now
 	want   int64 // the rate that allocation gives it
 	target int64 // the part of want that it can get now
 }
 
-// plan decides what each region is offered now, and returns the regions whose share is to be written.
+// plan makes new offers to the regions, and returns the regions whose shares must be written.
 func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	l.dirty, l.wake = false, time.Time{}
 	switch {
@@ -54,7 +54,7 @@ func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	overfull := room < 0
 	for _, s := range live {
 		capacity := min(s.p.burst, s.capacity+max(0, room))
-		if (m.incomplete || overfull) && s.ticket.kind == pooled { // another region may have the rate that it has given up
+		if (m.incomplete || overfull) && s.ticket.kind == pooled { // another region may have what it has given up
 			capacity = min(capacity, s.ticket.terms.Capacity)
 		}
 		room -= max(0, capacity-s.capacity)
@@ -67,7 +67,7 @@ func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	return changed
 }
 
-// give offers the region terms in answer to its last report.
+// give adds an offer with these terms, which answers the region's last report.
 func (a *account) give(t policy.Terms, m planInput) {
 	t.Fence = m.nextFence()
 	a.add(offer{terms: t, until: a.reported.Add(hold(m.timing.Lease))}, m.now)
@@ -105,7 +105,7 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
 		a := l.accounts[region]
 		p, configured := l.parts[region]
-		reserves := configured && !a.left() // its floor, whatever happens
+		reserves := configured && !a.left() // the region's floor is reserved, even if it doesn't report
 		c, recorded := a.claims(l.unit)
 		counted := claim{rate: max(c.rate, recorded.rate), capacity: max(c.capacity, recorded.capacity)}
 		if reserves && !a.joined {
@@ -117,7 +117,7 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 		if alive {
 			a.floor = p.floor
 		} else if reserves {
-			// It may have acknowledged such a floor to a coordinator whose records a restored etcd has lost.
+			// The region may have acknowledged this floor to a coordinator, and a restored etcd may have lost the record.
 			counted.rate = max(counted.rate, a.floor)
 		}
 		free, room = free-counted.rate, room-counted.capacity
@@ -129,7 +129,8 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 			rest -= max(p.floor, c.floor)
 		}
 	}
-	// The reservations for regions that have acknowledged nothing are their own, if all reservations fit together.
+	// A region that has acknowledged nothing may be offered its floor and burst, unless the claims of all regions exceed
+	// the pool.
 	floors := int64(0)
 	for i := range live {
 		s := &live[i]
@@ -146,7 +147,7 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 }
 
 // reserved returns the rate that a region may be using if it has acknowledged nothing here. That is the floor in its
-// file or, in a pool that lends already, its part by weight.
+// file. In a pool that lends already, it is at least the region's part by weight.
 func (l *ledger) reserved(p part) int64 {
 	if !l.open {
 		return p.floor
@@ -154,9 +155,9 @@ func (l *ledger) reserved(p part) int64 {
 	return max(p.floor, p.fair)
 }
 
-// most returns the most that a live region may get now. unknown reports that the rates in use aren't known, because
-// etcd may have lost records, or because the records add up to more than the pool has. Then a region may get no more
-// than its own ticket shows in force.
+// most returns the highest rate that a live region may get now. unknown reports that the rates in use aren't known:
+// etcd may have lost records, or the records add up to more than the pool has. Then a region may get no more than its
+// own ticket shows in force.
 func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 	most := l.unit.total
 	if s.p.ceiling > 0 {
@@ -166,14 +167,14 @@ func (l *ledger) most(s member, m planInput, unknown bool) int64 {
 		most = max(1, s.p.floor)
 	}
 	if unknown && s.ticket.kind == pooled {
-		// The floor may be that of an older configuration, which etcd has gone back to.
+		// The floor in the settings may be an older one, since etcd may have been restored to older settings.
 		most = min(most, s.ticket.rate(l.unit))
 	}
 	return most
 }
 
-// renew is the plan while a record that a plan needs can't be read: a live region keeps its rate as long as no other
-// region can have got it, no region gets more, and nothing is taken away.
+// renew makes the plan while a record that a plan needs can't be read. A live region keeps its rate as long as no other
+// region can have got it. No region gets more, and no region loses a rate that it has.
 func (l *ledger) renew(m planInput) (changed map[string]bool) {
 	changed = map[string]bool{}
 	for _, region := range slices.Sorted(maps.Keys(l.accounts)) {
@@ -195,7 +196,7 @@ func (l *ledger) renew(m planInput) (changed map[string]bool) {
 	return changed
 }
 
-// wakeFor records when the account changes by the passing of time alone.
+// wakeFor brings l.wake forward to the next instant at which the account changes without an event.
 func (l *ledger) wakeFor(a *account, m planInput) {
 	wakeAt := func(at time.Time) {
 		if at.After(m.now) && (l.wake.IsZero() || at.Before(l.wake)) {
@@ -218,8 +219,8 @@ func (l *ledger) wakeFor(a *account, m planInput) {
 	}
 }
 
-// retire offers the region nothing. If the region is fenced, it claims nothing from then on. If it is drained, or was
-// removed from the configuration, it claims what it had until it has acknowledged that.
+// retire offers the region terms under which it may use nothing. A fenced region claims nothing from then on. A region
+// that is drained, or was removed from the configuration, claims its earlier offers until it has acknowledged this one.
 func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool) {
 	if t := a.newest(); t == nil || !isRetired(*t) || a.outranked() || configured && !a.asked() {
 		a.give(l.terms(0, 0, 1), m)
@@ -232,7 +233,7 @@ func (l *ledger) retire(a *account, m planInput, configured bool) (changed bool)
 	return changed
 }
 
-// aim sets the rates that the live regions should have. They share rest.
+// aim sets the rate that each live region should have in the end. The live regions share the rate rest.
 func (l *ledger) aim(live []member, rest int64) {
 	claimants := make([]policy.Claimant, len(live))
 	for i, s := range live {
@@ -243,7 +244,7 @@ func (l *ledger) aim(live []member, rest int64) {
 		claimants[i] = s.p.claimant(s.region, wants, max(1, s.most))
 	}
 	targets := policy.Allocate(max(0, rest), claimants)
-	// If no region needs a change, a write isn't worth it, and each region keeps its grant.
+	// If all changes would be small, a write isn't worth it, and each region keeps its grant.
 	still, idle := true, max(0, rest)
 	for i, s := range live {
 		now := s.granted(l.unit)
@@ -263,8 +264,8 @@ func (l *ledger) aim(live []member, rest int64) {
 	}
 }
 
-// grow sets the targets to the rates that the regions can get now. A region keeps the rate that it claims. More comes
-// from the free rate, which no region claims: first the floors, and then the rest.
+// grow sets the targets to the rates that the regions can get now. A region keeps the rate that it claims. The free
+// rate, which no region claims, is added: first for the floors, and then for the rest.
 func (l *ledger) grow(live []member, free int64) {
 	for _, most := range []func(member) int64{
 		func(s member) int64 { return min(s.want, s.p.floor) },

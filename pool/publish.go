@@ -11,7 +11,8 @@ import (
 )
 
 // publish records the epoch, and writes the shares of the regions that have changed. If a write fails, it is repeated
-// after the records were read again. An offer counts from the time of its planning, whether or not it arrives.
+// after the records were read again. An offer counts against the pool as soon as it is planned, even if the write
+// fails.
 func (t *term) publish(ctx context.Context) error {
 	if t.leadership.epoch != t.epoch {
 		if err := t.record(ctx); err != nil {
@@ -86,7 +87,7 @@ type recording struct {
 	terms []policy.Terms
 }
 
-// write returns the share of a region as it should be; false if there is nothing to write.
+// write returns the write that brings a region's share up to date, and false if there is nothing to write.
 func (t *term) write(region string) (sharing, bool) {
 	var entries []recording
 	text := shareHead(t.lease)
@@ -107,7 +108,7 @@ func (t *term) write(region string) (sharing, bool) {
 		w.seen = 0
 	}
 	if until, ok := t.unread[key]; ok && until.IsZero() {
-		return w, false // another process's share must not be replaced
+		return w, false // a share that can't be read must not be replaced
 	}
 	return w, !w.remove || w.seen > 0
 }

@@ -15,8 +15,8 @@ const (
 	leaderKeys  = "lead/"
 	epochKey    = "epoch" // the highest epoch in use, in decimal
 	maxTxnWrite = 100     // writes of one transaction; etcd allows 128 operations
-	maxTxnBytes = 1 << 20 // of one transaction, unless a share alone is more; etcd allows 1.5 MiB
-	// maxShareBytes is the largest share that etcd takes, with room for the key and the guards of its transaction.
+	maxTxnBytes = 1 << 20 // bytes of one transaction, unless a single share has more; etcd allows 1.5 MiB
+	// maxShareBytes is the largest share that etcd accepts. It leaves room for the key and the guards of the transaction.
 	maxShareBytes = 3<<19 - 4096
 )
 
@@ -41,16 +41,16 @@ func send(ctx context.Context, to chan<- entry, e entry) error {
 // under cuts a leading prefix from the key.
 func (e entry) under(prefix string) (rest string, ok bool) { return strings.CutPrefix(e.key, prefix) }
 
-// leadership proves that a coordinator leads: its key in the election, the revision that created the key, and the epoch
-// that the coordinator has recorded. A revision can't serve as the epoch, because an etcd that was restored repeats
-// revisions.
+// leadership proves that a coordinator leads. It has the coordinator's key in the election, the revision that created
+// the key, and the pool epoch that the coordinator has recorded. The revision can't serve as the pool epoch, because an
+// etcd that was restored repeats revisions.
 type leadership struct {
 	key      string // complete, with the prefix
 	revision int64
 	epoch    int64 // 0 before it is recorded
 }
 
-// write is a change of one key that was last modified at the revision seen; 0 means that it didn't exist.
+// write is a change of one key. seen is the revision at which the key was last modified; 0 means that it didn't exist.
 type write struct {
 	key, value string
 	seen       int64
@@ -63,12 +63,13 @@ var (
 	errDeposed  = errors.New("pool: another coordinator leads")
 )
 
-// errRewound is returned when etcd was restored or emptied: a write is at no higher revision than one that was read
-// before, or a read is at a lower one. Watches of the old history deliver nothing, so everything is read again.
+// errRewound is returned when etcd was restored or emptied. This is detected by a write that has no higher revision
+// than an earlier read, or by a read that has a lower revision. Watches of the old history deliver nothing, so all keys
+// are read again.
 var errRewound = errors.New("pool: etcd has gone back to an earlier revision: its watch delivers nothing more")
 
-// registry is the store that regions and coordinator share. It is consistent, and one transaction can compare and
-// write. All calls return when ctx ends. A call that fails may have had its effect, or may have it later.
+// registry is the store that the regions and the coordinator share. It is consistent, and one transaction can compare
+// and write. All calls return when ctx ends. A write that fails may still have been made, or may be made later.
 //
 // # Keys in etcd, below the prefix
 //
@@ -83,29 +84,30 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 //
 // An etcd that was restored or emptied shows older keys and revisions, and may lack grants that are in force.
 //
-//   - A write at no higher revision than one read before it, or a read at a lower one, returns errRewound. An agent
+//   - Agents and the coordinator detect this by the revisions, which are not higher than before (errRewound). An agent
 //     detects it when it reports (Agent.revision). The coordinator detects it when it writes, or after 2.5 H without an
-//     event (term.revision). Each then reads everything again, since its watch would deliver nothing.
-//   - Agents still report the terms in force. They write the latest settings that they have read (Agent.newest), if
-//     those in etcd are older.
+//     event (term.revision). Each then reads all keys again, since its watch would deliver nothing.
+//   - Agents still report the terms in force. They write the latest settings that they have read (Agent.newest), if the
+//     settings in etcd are older.
 //   - A coordinator that begins a term and finds shares waits 2.5 H for reports (term.incompleteUntil). While it
 //     waits, no region gets more than its own ticket shows in force.
-//   - A ticket that shows a later fence, or a later end, than was ever offered is foreign (ledger.applyTicket). The
-//     coordinator then raises its epoch above the ticket's and waits for the longest lease. Shares record that until
-//     then (term.restoredUntil), so that the next coordinator waits, too.
+//   - A ticket is foreign if it shows a later fence, or a later end of a grant, than was ever offered
+//     (ledger.applyTicket). The coordinator then raises its epoch above the ticket's and waits for the longest lease.
+//     In the meantime shares have a flag for this (term.restoredUntil), so that the next coordinator waits, too.
 //   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). If a region of a pool is
-//     silent, the pool is then closed until that region has acknowledged it again.
-//   - If no share of a pool is left, the pool opens anew: the regions have floors until each of them has acknowledged
-//     it.
+//     silent, the pool is then closed until that region has acknowledged the pool again.
+//   - If no share of a pool is left, the pool counts as a new one: the regions have floors until each of them has
+//     acknowledged the pool.
 type registry interface {
 	// load reads some keys, or all if none is named, at one revision.
 	load(ctx context.Context, keys ...string) (entries []entry, revision int64, err error)
-	// watch sends the changes of some keys, or of all, from a revision on, until
-	// ctx ends or it fails; the error says why.
+	// watch sends the changes of some keys, or of all if none is named, from a revision on. It returns only when ctx ends
+	// or the watch fails.
 	watch(ctx context.Context, from int64, to chan<- entry, keys ...string) error
 	// put writes a key.
 	put(ctx context.Context, key, value string) (revision int64, err error)
-	// commit makes all writes at one revision. It returns errDeposed if the leadership has ended, and errConflict if a
-	// key was modified since it was read. A leadership without a key isn't checked.
+	// commit makes all writes at one revision. It returns errDeposed if the leadership has ended. It returns errConflict
+	// if a key was modified since it was read, or if the pool epoch is not that of l. A leadership without a key isn't
+	// checked.
 	commit(ctx context.Context, l leadership, writes []write) (revision int64, err error)
 }

@@ -13,11 +13,11 @@ import (
 // report is the content of rep/<region>: the state of the region's buckets. The region's next grants are based on it,
 // and it acknowledges the terms that it shows in force.
 type report struct {
-	agent   string // who wrote it
+	agent   string // the identity of the agent that wrote it
 	tickets map[string]ticket
 }
 
-// kind of bucket.
+// kind is the kind of a bucket.
 type kind int64
 
 const (
@@ -27,8 +27,8 @@ const (
 	kinds
 )
 
-// ticket is the state of a region's bucket at an instant of its Redis' clock. A ticket without an instant belongs to a
-// bucket that couldn't be read. It has only the usage, from which the next replica continues.
+// ticket is the state of a region's bucket at an instant on the clock of its Redis. If the bucket couldn't be read, its
+// ticket has no instant. Then it has only the usage, from which the next replica continues to count.
 type ticket struct {
 	now, era              int64 // µs
 	before                int64 // the era that the agent read from its Redis before this one; 0 for none
@@ -38,13 +38,13 @@ type ticket struct {
 	// terms are the terms in force. Those of a pool's bucket have fence, capacity, floor, and the grant, even if it has
 	// ended. Those of a plain bucket have its capacity and rate.
 	terms policy.Terms
-	usage // at this ticket
+	usage // at the ticket's instant
 }
 
 // timed reports whether the ticket has an instant.
 func (t ticket) timed() bool { return t.now > 0 }
 
-// ticketOf returns the ticket to report of a bucket.
+// ticketOf returns the ticket to report for a bucket. t is the reply of the ticket script.
 func ticketOf(t lua.Ticket) ticket {
 	r := ticket{now: t.Now, era: t.Version.Era, tokens: t.Tokens, added: t.Added, denied: t.Denied}
 	if t.Terms == nil {
@@ -67,8 +67,8 @@ func ticketOf(t lua.Ticket) ticket {
 	return r
 }
 
-// acknowledges reports whether the ticket shows these terms. If the rate of the terms has ended, only its end was
-// recorded.
+// acknowledges reports whether the ticket shows these terms. If their grant has ended, the rate of the grant is no
+// longer recorded, so it isn't compared.
 func (t ticket) acknowledges(o policy.Terms) bool {
 	o.Interval, o.MaxElapsed = 0, 0
 	if o.GrantTokens == 0 {
@@ -77,7 +77,7 @@ func (t ticket) acknowledges(o policy.Terms) bool {
 	return t.kind == pooled && t.terms == o
 }
 
-// rate returns what was in force, in units, rounded down.
+// rate returns the rate that was in force, in units, rounded down.
 func (t ticket) rate(u unit) int64 {
 	n := t.terms.Tokens
 	if t.kind == pooled && t.terms.Granted(t.era, t.now) {
@@ -88,7 +88,7 @@ func (t ticket) rate(u unit) int64 {
 
 const ticketNumbers = 17
 
-// encode writes a line with the agent's identity, then one for each pool.
+// encode returns a line with the agent's identity, followed by a line for each pool.
 func (r report) encode() string {
 	b := append([]byte(format+" agent "), strings.ReplaceAll(r.agent, "\n", " ")...)
 	b = append(b, '\n')
@@ -96,9 +96,10 @@ func (r report) encode() string {
 	for _, pool := range slices.Sorted(maps.Keys(r.tickets)) {
 		t := r.tickets[pool]
 		p := t.terms
-		b = rows.append(b, pool, t.tokens, t.added, t.denied, p.Fence.Seq, p.GrantTokens, // what differs mostly comes first
+		// Numbers that often differ from those of the line before come first. The last three are 0 for most buckets.
+		b = rows.append(b, pool, t.tokens, t.added, t.denied, p.Fence.Seq, p.GrantTokens,
 			t.now, p.GrantEnd-t.now, t.era, p.GrantEra-t.era, int64(t.kind), p.Fence.Epoch, p.Per, p.Capacity, p.Tokens,
-			t.used-t.ahead-t.added+t.tokens, t.ahead, t.before) // 0, 0, 0 of most buckets
+			t.used-t.ahead-t.added+t.tokens, t.ahead, t.before)
 	}
 	return string(b)
 }

@@ -1,8 +1,9 @@
 package pool
 
-// An etcd can come back after its regions have moved to another one. Its grants have ended by then. So a coordinator
-// that finds an open pool doubts it: it makes no offers until a region shows a grant that has not ended. If no region
-// shows one, the pool is closed until each region that is silent has acknowledged it again or is fenced.
+// An etcd can come back after the regions have moved to another one. The grants in the old etcd have ended by then. So
+// a coordinator that finds an open pool doubts it: it makes no offers until a region shows a grant that has not ended.
+// If no region shows such a grant, the pool is closed until each silent region has acknowledged the pool again or is
+// fenced.
 
 // continues applies the first ticket of a live region in this term. If it shows a grant that has not ended, the regions
 // still use this etcd.
@@ -12,13 +13,14 @@ func (l *ledger) continues(a *account, t ticket) {
 	}
 }
 
-// judge is the plan while the pool is doubted. It offers nothing: an offer would show the next coordinator a grant that
-// has not ended. Once all living regions have had time to report, it closes the pool if a region is silent.
+// judge makes the plan while the pool is doubted. It makes no offers, because an offer would show the next coordinator
+// a grant that has not ended. Once all living regions have had time to report, it closes the pool if a region is
+// silent.
 func (l *ledger) judge(m planInput) (changed map[string]bool) {
 	if m.incomplete {
 		return nil
 	}
-	l.dirty, l.doubted = true, false // the next plan makes offers
+	l.dirty, l.doubted = true, false // from the next plan on, offers are made
 	changed = map[string]bool{}
 	for region, a := range l.accounts {
 		_, configured := l.parts[region]
@@ -34,7 +36,7 @@ func (l *ledger) judge(m planInput) (changed map[string]bool) {
 	return changed
 }
 
-// logClosed logs the first pool that was doubted and is closed.
+// logClosed logs that a doubted pool is closed, for the first such pool of the term.
 func (t *term) logClosed(l *ledger) {
 	if waits := l.waits(); len(waits) > 0 && !t.closed {
 		t.closed = true

@@ -9,9 +9,9 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// AwaitRights waits while etcd refuses this process the rights that a coordinator needs, or until ctx ends. It doesn't
-// wait for an etcd that fails to answer. A process without the rights would be elected and resign again and again, and
-// no other one would lead in that time.
+// AwaitRights waits while etcd refuses this process the rights that a coordinator needs, or until ctx ends. If etcd
+// doesn't answer, it returns at once. Without the wait, a process that lacks the rights would be elected and resign
+// again and again, and no other process would lead in that time.
 func (c *Coordinator) AwaitRights(ctx context.Context) {
 	refused := false
 	for c.refused(ctx) {

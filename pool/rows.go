@@ -7,24 +7,24 @@ import (
 	"strings"
 )
 
-// format is the first word of shares and reports. A later release that writes another format has another word, so that
-// this release doesn't misread it.
+// format is the first word of shares and reports. A later release with another format must use another word, so that
+// this release doesn't misread its records.
 const format = "1"
 
-// maxEpoch is the highest epoch of a record. Above it, no higher fence would be possible.
+// maxEpoch is the highest epoch that a record may have. It leaves room for higher ones.
 const maxEpoch = 1 << 51
 
-// table encodes lines of a name and numbers compactly. Each number is written as its difference, in base 36, from the
-// same number of an earlier line, and left out if they are equal. So values that all lines have in common are written
-// once. The earlier line of a name's nth line is the nth line of the latest other name that has one. If there is none,
-// it is the line above.
+// table encodes lines, which consist of a name and numbers. A name may have several lines. Each number is written as
+// its difference, in base 36, from the same number of an earlier line, and left out if the two are equal. So values
+// that all lines have in common are written once. The nth line of a name is compared with the latest nth line of
+// another name. If there is none, it is compared with the line above.
 type table struct {
 	name   string
 	nth    int
-	before [][]int64 // of each nth line, the latest
+	before [][]int64 // the numbers of the latest first line, of the latest second line, and so on
 }
 
-// base returns the numbers of the earlier line, with which the next line of count numbers is compared.
+// base returns the numbers of the earlier line with which the next line is compared. Each line has count numbers.
 func (t *table) base(name string, count int) []int64 {
 	t.nth++
 	if name != t.name || t.before == nil {
@@ -78,7 +78,8 @@ func (t *table) parse(line string, count int) (name string, numbers []int64, err
 	return name, numbers, nil
 }
 
-// lines cuts the first line off a record, which must begin with the format and a word.
+// lines splits a record into its lines. The first line must begin with the format and word. first is the rest of that
+// line.
 func lines(text, word string) (first string, rest []string, err error) {
 	text, ended := strings.CutSuffix(text, "\n")
 	first, body, some := strings.Cut(text, "\n")

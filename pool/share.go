@@ -10,12 +10,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ErrRecord is returned for content of a key that can't be read.
+// ErrRecord is returned if the content of a key can't be decoded.
 var ErrRecord = errors.New("pool: bad record")
 
-// share is what share/<region> holds.
+// share is the content of the key share/<region>.
 type share struct {
-	lease time.Duration // of the longest grant, for a coordinator that has to wait for the end of all grants
+	lease time.Duration // of the longest grant; a coordinator may have to wait that long for the end of all grants
 	pools map[string]grants
 }
 
@@ -24,21 +24,21 @@ type grants struct {
 	// terms are the terms that may be in force, the newest first. The older ones count against the pool until the region
 	// has acknowledged newer ones, or until they have ended.
 	terms  []policy.Terms
-	demand int64 // as the coordinator sees it, in tokens per Per of the newest terms; for people to read
-	// since is the version of the settings with which the region joined the pool, 0 for none. If the region joined again
-	// with another version, the fields joined and open are no longer valid, because the region may have had a bucket of
-	// its own in between.
+	demand int64 // as the coordinator computed it, in tokens per Per of the newest terms; for people to read
+	// since is the version of the settings with which the region joined the pool; 0 if it is not in the pool. If the
+	// region joined again with another version, the fields joined and open are no longer valid, because the region may
+	// have had a bucket of its own in between.
 	since  int64
 	joined bool // the region has acknowledged terms that were offered since then
 	open   bool // all regions of the pool had acknowledged terms, so it lends more than floors
 
-	doubled  bool // reports come of another Redis than the one that the grants are for
-	restored bool // some region showed grants that etcd doesn't have: for a lease, other regions may have such grants
+	doubled  bool // another Redis reports under the region's name, too
+	restored bool // a region has shown a grant that etcd doesn't have; for a lease, other regions may have such grants
 }
 
 const grantNumbers = 12
 
-// flags returns the bits of a pool's flags, the lowest first.
+// flags returns the flags of a pool, in the order of their bits in the record, the lowest first.
 func (g *grants) flags() []*bool { return []*bool{&g.joined, &g.open, &g.restored, &g.doubled} }
 
 // shareHead returns the first line of a share.
@@ -55,7 +55,7 @@ func (g grants) append(b []byte, rows *table, pool string) []byte {
 		}
 	}
 	for _, t := range g.terms {
-		b = rows.append(b, pool, t.Fence.Seq, t.GrantTokens, g.demand, t.GrantEnd, // what differs mostly comes first
+		b = rows.append(b, pool, t.Fence.Seq, t.GrantTokens, g.demand, t.GrantEnd, // numbers that often differ come first
 			flags, t.Fence.Epoch, t.Per, t.Interval, t.Capacity, t.Tokens, t.GrantEra, g.since)
 	}
 	return b

@@ -26,7 +26,7 @@ func ReadSettings(ctx context.Context, client *clientv3.Client, prefix string) (
 	return s, true, nil
 }
 
-// Status is what etcd holds of all pools below a prefix.
+// Status is the state of all pools below a prefix, according to etcd.
 type Status struct {
 	Version int64        `json:"version"` // of the settings in force
 	Pools   []PoolStatus `json:"pools"`
@@ -52,21 +52,21 @@ type PoolStatus struct {
 type RegionStatus struct {
 	Region      string    `json:"region"`
 	Granted     float64   `json:"granted"`              // by the newest grant, floor included
-	Floor       float64   `json:"floor"`                // of it
+	Floor       float64   `json:"floor"`                // of the region
 	Capacity    int64     `json:"capacity"`             // of the region's bucket
-	Demand      float64   `json:"demand"`               // what it could use, as the coordinator computed it
+	Demand      float64   `json:"demand"`               // the rate that it could use, as the coordinator computed it
 	Age         float64   `json:"grant_age_seconds"`    // of the newest grant, at the region's last report
-	Remaining   float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0: it is on its floor
+	Remaining   float64   `json:"remaining_seconds"`    // of the newest grant, at the last report; 0 on the floor
 	Applied     bool      `json:"applied"`              // the region has acknowledged the newest grant
-	Claimed     float64   `json:"claimed"`              // the most that it may be using, if Known
+	Claimed     float64   `json:"claimed"`              // the highest rate that it may be using, if Known
 	Tokens      int64     `json:"tokens"`               // at its last report
 	Used        int64     `json:"used"`                 // taken by its consumers up to its last report; never falls
-	Reported    bool      `json:"reported"`             // its last report shows the bucket
+	Reported    bool      `json:"reported"`             // its last report has the state of the bucket
 	At          time.Time `json:"reported_at,omitzero"` // of its last report, on the clock of its Redis
 	Reporter    string    `json:"reporter"`             // the agent that reported last
 	Fenced      *Fencing  `json:"fenced"`               // set if an operator has fenced or drained the region
 	Unreadable  bool      `json:"unreadable,omitempty"` // some record of it can't be read
-	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus was waiting for that
+	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus waited
 	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too
 	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool here
 	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
@@ -89,9 +89,10 @@ func ReadStatus(ctx context.Context, client *clientv3.Client, prefix string) (St
 	return s, err
 }
 
-// ReadLiveStatus is like ReadStatus, and also finds out which regions are alive: those that write another report.
-// Instants in reports are those of the regions' own clocks and can't be compared. It waits for the named regions, or
-// for all that have ever reported if none is named, and for 2.5 s at most.
+// ReadLiveStatus is like ReadStatus, and also finds out which regions are alive. A region is alive if it writes a
+// report while ReadLiveStatus waits. The times in reports are not compared, since they come from the regions' own
+// clocks. ReadLiveStatus waits until each of the named regions has reported, but not longer than 2.5 s. If no region is
+// named, it waits for all regions that have ever reported.
 func ReadLiveStatus(ctx context.Context, client *clientv3.Client, prefix string, regions ...string) (Status, error) {
 	return readLiveStatus(ctx, newEtcdRegistry(client, prefix), regions...)
 }
@@ -199,8 +200,8 @@ func (rec records) status(p Pool) PoolStatus {
 	return out
 }
 
-// ledger returns the account of a pool that a coordinator would begin with. A pool without regions has left the
-// configuration.
+// ledger returns the ledger of a pool with which a new coordinator would begin. If p has no regions, the pool was
+// removed from the configuration.
 func (rec records) ledger(p Pool) *ledger {
 	l, now := newLedger(p.Name), time.Now()
 	if len(p.Regions) > 0 {
@@ -222,7 +223,7 @@ func (rec records) ledger(p Pool) *ledger {
 	return l
 }
 
-// records are all that etcd holds of pools; by region, but for the settings.
+// records are the decoded records of all pools in etcd. Shares, reports and fences are by region.
 type records struct {
 	settings Settings
 	shares   map[string]share
@@ -262,7 +263,8 @@ func (rec *records) read(e entry) (err error) {
 	return err
 }
 
-// fill applies the region's grants, which are in order from the newest and may be none, and its last report.
+// fill sets the fields that come from the region's grants and from its last report. The grants are in order, the newest
+// first; there may be none.
 func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration) {
 	perSecond := func(n int64, t policy.Terms) float64 { return unit{per: t.Per}.perSecond(n) }
 	newest := policy.Terms{Per: 1}

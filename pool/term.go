@@ -17,13 +17,13 @@ import (
 type term struct {
 	*Coordinator
 	leadership leadership
-	epoch      int64 // of the fences; leadership.epoch equals it once it is recorded
+	epoch      int64 // of the fences; once it is recorded in etcd, leadership.epoch equals it
 	seq        int64 // of the last fence
 	// incompleteUntil is the time until which etcd may lack grants that regions still use, as after a restore.
-	// restoredUntil is such a time, too. It is set if a region showed such a grant in this term or the last one, and
-	// shares record it.
+	// restoredUntil is the same time, but is set only if a region has shown such a grant in this term or the last one.
+	// While it is set, shares have a flag for it.
 	incompleteUntil, restoredUntil time.Time
-	// foreignEpoch is the highest epoch of which a region showed a grant that etcd doesn't know of.
+	// foreignEpoch is the highest epoch of the grants that regions have shown and that etcd doesn't have.
 	foreignEpoch int64
 	known        policy.Fence // the latest fence in etcd or in a ticket
 	revision     int64        // the highest revision that was read from etcd in this session
@@ -31,14 +31,14 @@ type term struct {
 
 	ledgers  map[string]*ledger
 	order    []*ledger           // the result of byName; nil if it has to be sorted again
-	seen     map[string]int64    // revisions at which the shares in etcd last changed
+	seen     map[string]int64    // revisions at which the shares and epoch in etcd last changed
 	removed  map[string]bool     // shares that this coordinator has removed
 	dirty    map[string]bool     // regions whose share has to be written
 	declared map[string]declared // of regions, by operators
-	// unread has the keys that are unreadable or missing, so that their grants aren't known, with the time at which these
-	// grants have ended; zero while the key exists.
+	// unread has the keys whose records are unreadable or missing, so that the grants in them aren't known. The value is
+	// the time at which these grants have ended; zero means that no such time is known.
 	unread map[string]time.Time
-	lease  time.Duration // the longest that any grant in etcd may have
+	lease  time.Duration // the longest lease that any grant in etcd may have
 	able   time.Time     // when etcd last accepted a write, or there was nothing to write
 	logged string        // the last bad record that was logged
 	large  string        // the last region whose share was too large
@@ -52,7 +52,7 @@ func newTerm(c *Coordinator, l leadership) *term {
 	}
 }
 
-// session reads all keys and applies their changes until something fails.
+// session reads all keys, and then applies changes and publishes shares, until a request or the watch fails.
 func (t *term) session(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -103,7 +103,7 @@ func (t *term) session(ctx context.Context) error {
 	}
 }
 
-// listen checks whether etcd still has this session's history, if no event has arrived for a long time. After etcd is
+// listen checks whether etcd still has this session's history, if no event has arrived for 2.5 H. After etcd is
 // restored, watches of the old history deliver nothing.
 func (t *term) listen(ctx context.Context) error {
 	if t.now().Sub(t.lastEvent) < t.timing.fresh() {
@@ -119,7 +119,7 @@ func (t *term) listen(ctx context.Context) error {
 	return err
 }
 
-// rest returns the time until something has to be done if no event arrives. The next plan is made at next or later.
+// rest returns the time until the next plan if no event arrives. The next plan is made at the instant next or later.
 func (t *term) rest(next time.Time) time.Duration {
 	at := next.Add(t.timing.Report)
 	for _, l := range t.ledgers {
@@ -144,7 +144,7 @@ func (t *term) plan(now time.Time) {
 	}
 	m := planInput{now, t.timing, now.Before(t.incompleteUntil), t.frozen(now), t.nextFence}
 	sums := map[string]PoolSum{}
-	for _, l := range t.byName() { // so that neighbours in a share have fences that are close
+	for _, l := range t.byName() { // in the order of shares, where fences with a small difference are shorter
 		if !l.dirty && (l.wake.IsZero() || l.wake.After(now)) {
 			continue
 		}
@@ -162,7 +162,7 @@ func (t *term) plan(now time.Time) {
 		}
 		sums[l.name] = l.sum()
 	}
-	regions := map[string]bool{} // and whether another server reports under its name
+	regions := map[string]bool{} // whether another server reports under the region's name
 	for _, l := range t.ledgers {
 		for region, a := range l.accounts {
 			regions[region] = regions[region] || a.doubled(t.timing, now)
@@ -187,8 +187,8 @@ func (t *term) plan(now time.Time) {
 	})
 }
 
-// observeDoubled records whether another server reports under the region's name. If that has changed, the share is
-// written.
+// observeDoubled records whether another server reports under the region's name. If this has changed, the region's
+// share must be written.
 func (t *term) observeDoubled(region string, r *RegionSeen, doubled bool) {
 	if doubled == r.OtherServer {
 		return
@@ -218,8 +218,8 @@ func (t *term) byName() []*ledger {
 	return t.order
 }
 
-// frozen reports whether there is a record that can't be read. Its grants aren't known, so no rate can be given to
-// other regions.
+// frozen reports whether there is a record that can't be read. The grants in such a record aren't known, so the
+// coordinator can't give any rate to other regions.
 func (t *term) frozen(now time.Time) bool {
 	before := len(t.unread)
 	maps.DeleteFunc(t.unread, func(_ string, until time.Time) bool { return !until.IsZero() && now.After(until) })

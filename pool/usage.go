@@ -7,8 +7,8 @@ import (
 )
 
 // usage is the number of tokens that a region's consumers have taken from a pool, less those that they gave back. It
-// survives failures of the region's Redis, its replicas and the coordinator: each report has it, so that another
-// replica continues from there.
+// survives failures of the region's Redis, its replicas and the coordinator: each report has the usage, so that another
+// replica continues from the last report.
 //
 // From one ticket to the next in an era of the bucket, it grows by the tokens that refills added, less the change of
 // the tokens in the bucket. Two kinds of tokens aren't counted: those taken between the last ticket of an era and the
@@ -16,10 +16,10 @@ import (
 // count as given back. Tokens that an operator's reset removes count as taken.
 type usage struct {
 	used  int64 // never falls
-	ahead int64 // tokens of used that were given back; as many can be taken again before used rises
+	ahead int64 // tokens of used that were given back; this number can be taken again before used rises
 }
 
-// usageFrom returns the usage at a ticket, given an earlier one with the usage then.
+// usageFrom returns the usage at a ticket. before is an earlier ticket with its usage.
 func (t ticket) usageFrom(before ticket) usage {
 	switch {
 	case t.kind != pooled:
@@ -34,7 +34,7 @@ func (t ticket) usageFrom(before ticket) usage {
 	return usage{used, used - net}
 }
 
-// since returns the time from an earlier ticket to this one. goesOn is false if the bucket has begun to count anew in
+// since returns the time from an earlier ticket to this one. goesOn is false if the bucket's counts began anew in
 // between.
 func (t ticket) since(before ticket) (elapsed time.Duration, goesOn bool) {
 	elapsed = time.Duration(t.now-before.now) * time.Microsecond
@@ -61,7 +61,7 @@ func (t ticket) usageOnly() ticket {
 	return t
 }
 
-// recount continues from a reported ticket whose usage is higher.
+// recount replaces the ticket with the highest usage by a reported ticket, if the reported usage is higher.
 func (b *bucket) recount(t ticket) {
 	if b.counted == (ticket{}) || t.used > b.counted.used {
 		b.counted = t

@@ -7,11 +7,11 @@ import (
 )
 
 // watchdog compares a region's clock with a clock of this process that no time daemon slews. A grant ends on the
-// region's clock. So a clock that stops or runs slow would lengthen the grant. The script can't detect that, but two
-// replies can. The coordinator already waits for a clock that runs slow by no more than drift (hold).
+// region's clock. So a region's clock that stops or runs slow would lengthen the grant. The script can't detect this,
+// but a comparison of two readings can. The coordinator already allows for a clock that is slow by up to drift (hold).
 type watchdog struct {
-	// readings has the readings of one era, oldest first. Those within the lease detect a clock that goes wrong gradually.
-	// The last one before the lease detects what happened while the server was unavailable.
+	// readings has the readings of one era, oldest first. The readings of the last lease detect a clock that goes wrong
+	// gradually. One older reading is kept, to detect an error that arose while the server was unavailable.
 	readings []reading
 	era      int64
 	wrong    bool // the clock is wrong, so a grant of that era may last too long
@@ -23,11 +23,11 @@ type reading struct {
 	clock         int64     // the region's time in between, Unix µs
 }
 
-// check applies a reading. It reports whether the clock has certainly run slow since an earlier reading of the era, for
-// any delays of the requests and answers.
+// check applies a reading. It reports whether the clock has certainly run slow since an earlier reading of the era,
+// whatever the delays of the requests and replies were.
 func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	if era != w.era {
-		*w = watchdog{era: era} // another history, perhaps another server
+		*w = watchdog{era: era} // readings of another era may be from another server
 	}
 	for len(w.readings) > 1 && r.replied.Sub(w.readings[1].sent) > lease {
 		w.readings = w.readings[1:]
@@ -42,8 +42,8 @@ func (w *watchdog) check(r reading, era int64, lease time.Duration) bool {
 	return w.wrong
 }
 
-// rate returns the part of 1 by which the region's clock certainly runs fast. It is below 0 if the clock certainly runs
-// slow, and 0 if neither is certain.
+// rate returns the least relative error that the region's clock must have: 0.01 means that it runs at least 1 % fast.
+// It is below 0 if the clock certainly runs slow, and 0 if neither is certain.
 func (w *watchdog) rate() float64 {
 	if len(w.readings) < 2 {
 		return 0
