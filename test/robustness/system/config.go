@@ -12,10 +12,10 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/traffic"
 )
 
-// region is where all replicas are.
+// region is the region of all replicas.
 const region = "here"
 
-// config is a configuration of a version.
+// config returns the configuration with a version.
 func (s *System) config(url string, endpoints []string, version int) string {
 	var b strings.Builder
 	fmt.Fprintf(&b,
@@ -30,7 +30,7 @@ func (s *System) config(url string, endpoints []string, version int) string {
 		switch bucket.Kind {
 		case record.Refilled, record.Lazy:
 			template := fmt.Sprintf("{prefix: %q, enforce: %s, %s}", bucket.Prefix, bucket.Kind, lines)
-			if !slices.Contains(templates, template) { // it has several buckets under test
+			if !slices.Contains(templates, template) { // several buckets under test may be of one template
 				templates = append(templates, template)
 			}
 		case record.Pooled:
@@ -50,7 +50,7 @@ func (s *System) config(url string, endpoints []string, version int) string {
 	return b.String()
 }
 
-// buckets are the record's.
+// buckets returns the buckets for the record.
 func (s *System) buckets() []record.Bucket {
 	versions := map[int]bool{}
 	for _, r := range s.Replicas {
@@ -95,7 +95,8 @@ func (s *System) buckets() []record.Bucket {
 	return list
 }
 
-// termsOf is the policy of a bucket under test under a version of the configuration, and its schedule if it is stepped.
+// termsOf returns the policy that a version of the configuration gives a bucket under test. It also returns the
+// schedule if the policy is stepped.
 func termsOf(cfg config.Config, b record.Bucket, version int64) (terms policy.Terms, steps string) {
 	fence := policy.Fence{Epoch: version}
 	switch b.Kind {

@@ -1,10 +1,9 @@
 // Package system runs the system under test: real Redis and etcd servers, replicas of the real program, and fault
 // proxies between them.
 //
-// Each replica reaches Redis (a single server) and each member of etcd through proxies of its own, and the clients
-// reach Redis through another one, so that each process can be cut off from each server. Each server of Sentinel and
-// Cluster has one proxy for all clients, whose address they get; there faults strike the servers. The proxies also put
-// Redis at a distance.
+// Each replica has its own proxies: one to a single Redis server, and one to each member of etcd. The clients have
+// another proxy to Redis. So each process can be cut off from each server. With a Sentinel or a Cluster, each server
+// has one proxy for all clients, and faults strike the servers instead. The proxies also put Redis at a distance.
 package system
 
 import (
@@ -34,57 +33,58 @@ const (
 	Single   = "single"
 	Sentinel = "sentinel"
 	Cluster  = "cluster"
-	// a Cluster whose masters have replicas, which take over
+	// Replicated is a Cluster whose masters have replicas. A replica becomes the master when its master fails.
 	Replicated = "replicated cluster"
 )
 
-// Bucket is a bucket under test. What the configuration says of it is by config version, the last line for all later
-// versions too.
+// Bucket is a bucket under test.
 type Bucket struct {
 	Key    string
 	Kind   string // as in package record
-	Prefix string // Refilled, Lazy: the template, whose policy Lines are
+	Prefix string // prefix of the template of a Refilled or Lazy bucket
 	Linear bool
-	Lines  []string // such as "capacity: 1000, rate: 500/s"
+	// Lines has the policy for each version of the configuration, such as "capacity: 1000, rate: 500/s". The last one is
+	// also the policy of all later versions.
+	Lines []string
 
-	// What else is done to the bucket, as in package record.
+	// Whether consumers lease tokens, an operator uses the bucket, or it has an override. See package record.
 	Leased, Operated, Overridden bool
 	MaxKeys                      int
 }
 
 func (b Bucket) lines(version int) string { return b.Lines[min(version, len(b.Lines))-1] }
 
-// templated reports whether the bucket exists only after its first take.
+// templated reports whether the bucket is of a template. Such a bucket exists only after its first take.
 func (b Bucket) templated() bool { return b.Kind == record.Refilled || b.Kind == record.Lazy }
 
 // Spec says what to run.
 type Spec struct {
 	Servers  string        // Single, Sentinel, Cluster or Replicated
-	Etcd     int           // members: 0 is race mode
+	Etcd     int           // number of members; 0 is race mode
 	TTL      time.Duration // of the election's lease; default 2 s
 	Replicas int
 	Versions []int // config version of each replica; default 1
-	Later    int   // if not 0, a version that a replica gets while all run: see Reload
+	Later    int   // if not 0, a version that a replica gets while all replicas run: see Reload
 	InOrder  bool  // the first replica leads, or refills, before the others start
-	// of everybody from Redis: a round trip, give or take a fifth
+	// Distance is the round-trip time from all processes to Redis, give or take a fifth.
 	Distance  time.Duration
-	Consumers string // as in package deck; default deck.SDK
-	Callers   int    // of each bucket; default 2, and more of them where each waits longer for its answers
-	Interval  time.Duration
+	Consumers string        // as in package deck; default deck.SDK
+	Callers   int           // callers of each bucket; default 2, and more at a distance
+	Interval  time.Duration // refill interval; default 100 ms
 	Buckets   []Bucket
 	Durable   bool   // Redis writes every command to disk before it answers
-	Slow      bool   // Redis takes a while to load its data, and says LOADING
-	Clock     bool   // Redis' clock can be stepped
-	Embedded  bool   // the embedded store takes the place of a single Redis
-	Program   string // the replicas' binary; default the program as it is
-	// Front, if set, is given the address of the single Redis and returns the one that everybody uses instead.
+	Slow      bool   // Redis takes a while to load its data, and replies LOADING meanwhile
+	Clock     bool   // the clock of Redis can be stepped
+	Embedded  bool   // the embedded store is used in place of a single Redis
+	Program   string // the replicas' binary; default is the program without changes
+	// Front, if set, gets the address of the single Redis. All processes use the address that Front returns instead.
 	Front func(addr string) string
 }
 
-// System is what runs.
+// System is a running system.
 type System struct {
 	Spec
-	Dir      string // of the record
+	Dir      string // directory of the record
 	T        testing.TB
 	Redis    *testenv.RedisServer
 	Sentinel *testenv.RedisSentinel
@@ -93,10 +93,10 @@ type System struct {
 	Clients  *faultproxy.Proxy // between the clients and a single Redis; nil otherwise
 	Direct   redis.UniversalClient
 	Replicas []*Replica
-	Offset   time.Duration // of the single Redis' clock
-	addr     string        // of the single Redis
+	Offset   time.Duration // how far the clock of the single Redis is ahead
+	addr     string        // address of the single Redis
 	recorded []record.Bucket
-	sidecar  string // its URL; empty unless consumers take through it
+	sidecar  string // URL of the sidecar; empty if consumers don't use it
 
 	faults *history.Writer
 	health *history.Writer
@@ -108,16 +108,17 @@ type Replica struct {
 	*testenv.Process
 	Name    string
 	Version int
-	Redis   *faultproxy.Proxy // nil unless a single Redis
+	Redis   *faultproxy.Proxy // the proxy to a single Redis; nil with a Sentinel or a Cluster
 	Etcd    []*faultproxy.Proxy
-	refills string // file
-	file    string // of its configuration
+	refills string // the file that the replica writes its refills to
+	file    string // the configuration file
 
-	url       string // of Redis
-	endpoints []string
+	url       string   // URL of Redis
+	endpoints []string // of etcd
 }
 
-// Start runs the servers and the replicas, writes what they are to dir, and waits until every bucket is refilled.
+// Start starts the servers and the replicas, writes the Meta of the record to dir, and waits until every bucket is
+// refilled.
 func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	t.Helper()
 	if spec.TTL == 0 {
@@ -181,10 +182,10 @@ func Start(t testing.TB, dir string, meta record.Meta, spec Spec) *System {
 	return s
 }
 
-// ResumeWithin is how soon refills continue after a fault has ended. A refiller that met a fault may wait for a second
-// before it tries again, two seconds for the reply to a call, and two intervals for its turn. A second more is for the
-// machine, which runs many such systems at once. A call at a distance takes a round trip, and a connection several. A
-// client of Sentinel or Cluster first has to find out which server serves.
+// ResumeWithin returns the time within which refills must go on after a fault has ended. After a fault, a refiller may
+// wait for a second before it tries again, two seconds for the reply to a call, and two intervals for its turn. One
+// more second is added because the machine runs many such systems at once. At a distance, a call needs a round trip,
+// and a new connection needs several. A client of a Sentinel or a Cluster first has to find the server that serves.
 func (s *System) ResumeWithin() time.Duration {
 	within := time.Second + 2*time.Second + 2*s.Interval + time.Second + 8*s.Distance
 	if s.Servers != Single {
@@ -198,7 +199,7 @@ func (s *System) startRedis() {
 	if s.Durable {
 		opts = append(opts, testenv.WithAppendOnly())
 	}
-	// A script that spins is busy soon.
+	// Redis soon replies BUSY while a long script runs.
 	opts = append(opts, testenv.WithArgs("--busy-reply-threshold", "50"))
 	if s.Slow {
 		opts = append(opts, testenv.WithArgs("--key-load-delay", "300", "--loading-process-events-interval-bytes",
@@ -257,7 +258,7 @@ func (s *System) addReplica(binary string, i int) {
 	s.Replicas = append(s.Replicas, r)
 }
 
-// url is where a process finds Redis: a single one through its proxy.
+// url returns the URL of Redis for a process. proxy is the proxy of the process, if there is a single Redis.
 func (s *System) url(proxy *faultproxy.Proxy) string {
 	switch s.Servers {
 	case Sentinel:
@@ -268,7 +269,7 @@ func (s *System) url(proxy *faultproxy.Proxy) string {
 	return "redis://" + proxy.Addr() + "/0"
 }
 
-// writeConfig puts the configuration of a replica's version in the place of the former one at once.
+// writeConfig replaces the configuration file of a replica by the one for the replica's version, in one step.
 func (s *System) writeConfig(r *Replica) {
 	next := r.file + ".next"
 	err := os.WriteFile(next, []byte(s.config(r.url, r.endpoints, r.Version)), 0o600)
@@ -305,7 +306,7 @@ func (s *System) awaitFirst() {
 	})
 }
 
-// await waits until something that gives no signal is so.
+// await polls so until it returns true. what describes the condition.
 func (s *System) await(what string, so func() bool) {
 	s.T.Helper()
 	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
@@ -316,7 +317,7 @@ func (s *System) await(what string, so func() bool) {
 	}
 }
 
-// AwaitReplica waits until a server of a Cluster is in sync with its master, and so could take over.
+// AwaitReplica waits until a server of a Cluster is a replica that is in sync with its master.
 func (s *System) AwaitReplica(server *testenv.RedisServer) {
 	s.T.Helper()
 	rdb := server.Client()
@@ -328,7 +329,7 @@ func (s *System) AwaitReplica(server *testenv.RedisServer) {
 	})
 }
 
-// startSidecar runs the program that consumers without the SDK call.
+// startSidecar starts the sidecar, which consumers without the SDK call.
 func (s *System) startSidecar() {
 	s.T.Helper()
 	p := testenv.StartCommand(s.T, testenv.Command{
@@ -345,7 +346,7 @@ func (s *System) startSidecar() {
 	})
 }
 
-// moveAway puts Redis at its distance.
+// moveAway sets the distance to Redis in all proxies.
 func (s *System) moveAway() {
 	var proxies []*faultproxy.Proxy
 	for _, r := range s.Replicas {
@@ -363,7 +364,7 @@ func (s *System) moveAway() {
 		proxies = append(proxies, server.Proxy())
 	}
 	for _, p := range proxies {
-		if p == nil { // of a single server
+		if p == nil { // the processes have no proxies of their own with a Sentinel or a Cluster
 			continue
 		}
 		if err := p.Distance(s.Distance, s.Distance/5); err != nil {
@@ -372,13 +373,13 @@ func (s *System) moveAway() {
 	}
 }
 
-// Sidecar is the URL of the sidecar, empty if there is none.
+// Sidecar returns the URL of the sidecar, or the empty string if there is none.
 func (s *System) Sidecar() string { return s.sidecar }
 
-// Record is what the record says of the buckets.
+// Record returns the buckets as the record describes them.
 func (s *System) Record() []record.Bucket { return s.recorded }
 
-// Dial is a client as consumers have it.
+// Dial returns a new client that uses the proxies, as a consumer's client does.
 func (s *System) Dial() redis.UniversalClient {
 	switch s.Servers {
 	case Sentinel:
@@ -393,7 +394,7 @@ func (s *System) Dial() redis.UniversalClient {
 	return c
 }
 
-// Masters are clients of the servers that hold buckets.
+// Masters returns clients of the servers that hold buckets.
 func (s *System) Masters() []*redis.Client {
 	switch s.Servers {
 	case Sentinel:
@@ -428,7 +429,8 @@ func (s *System) Active() *Replica {
 	return best
 }
 
-// Check waits until every bucket has been refilled twice from now on, and records whether it was.
+// Check waits until every bucket has been refilled twice from now on. It reports and records whether that was so within
+// its time limit. It skips the buckets of templates.
 func (s *System) Check(when string) bool {
 	s.T.Helper()
 	const limit = 20 * time.Second
@@ -441,7 +443,7 @@ func (s *System) Check(when string) bool {
 	for missing > 0 && ctx.Err() == nil {
 		missing = 0
 		for _, b := range s.Buckets {
-			if b.templated() { // it may be full, and then no replica refills it
+			if b.templated() { // replicas don't refill such a bucket while it is full
 				continue
 			}
 			sample, err := traffic.Sample(ctx, s.Direct, b.Key)

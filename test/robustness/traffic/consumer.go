@@ -16,25 +16,25 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// consumer is a way to take tokens: the SDK, or the sidecar.
+// consumer takes tokens through the SDK or the sidecar.
 type consumer interface {
 	take(ctx context.Context, key string, n, leave int64) (fetch.Result, error)
 	reserve(ctx context.Context, key string, n int64, ttl time.Duration, overrun policy.Overrun) (reservation, error)
 }
 
-// reservation is tokens that are held, or a denial.
+// reservation is the result of a reservation, which may be a denial.
 type reservation struct {
 	fetch.Result
 	settle func(ctx context.Context, used int64) (policy.Settlement, error)
 }
 
-// sdk takes through a client of its own.
+// sdk takes tokens through a client of the SDK.
 type sdk struct {
 	*fetch.Client
-	flow string // for which it takes; empty for none
+	flow string // the flow that it takes for; may be empty
 }
 
-// with returns the options of a call.
+// with returns the options of a call, and WithFlow if s has a flow.
 func (s sdk) with(opts ...fetch.CallOption) []fetch.CallOption {
 	if s.flow != "" {
 		opts = append(opts, fetch.WithFlow(s.flow))
@@ -58,17 +58,17 @@ func (s sdk) reserve(ctx context.Context, key string, n int64, ttl time.Duration
 	}}, nil
 }
 
-// sidecar takes through connections that all callers share.
+// sidecar takes tokens through HTTP connections to the sidecar, which all callers share.
 type sidecar struct {
 	url  string
 	http *http.Client
-	flow string // for which it takes; empty for none
+	flow string // the flow that it takes for; may be empty
 }
 
-// forFlow takes through the same connections.
+// forFlow returns a consumer that takes for a flow through the same connections.
 func (s *sidecar) forFlow(flow string) *sidecar { return &sidecar{s.url, s.http, flow} }
 
-// words are those of a request that every take has.
+// words returns the fields of a request that every take has.
 func (s *sidecar) words(key string, n int64) map[string]any {
 	words := map[string]any{"key": key, "tokens": n}
 	if s.flow != "" {
@@ -77,7 +77,7 @@ func (s *sidecar) words(key string, n int64) map[string]any {
 	return words
 }
 
-// patient is longer than a call may last in the sidecar.
+// patient is the timeout of a request. It is longer than a call may last in the sidecar.
 const patient = 10 * time.Second
 
 func newSidecar(url string) *sidecar {
@@ -117,7 +117,7 @@ func (s *sidecar) reserve(ctx context.Context, key string, n int64, ttl time.Dur
 func resultOf(r answer.Result) fetch.Result {
 	res := fetch.Result{OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Shadow: r.Shadow}
 	for kind := fetch.SourceShared; kind <= fetch.SourceFallback; kind++ {
-		if strings.HasPrefix(r.Source, kind.String()) { // a reason follows
+		if strings.HasPrefix(r.Source, kind.String()) { // a reason may follow the kind
 			res.Source.Kind = kind
 		}
 	}

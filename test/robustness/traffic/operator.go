@@ -10,13 +10,13 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Own is the policy that an operator gives a key of a template alone.
+// Own is the override that an operator sets for one key of a template.
 var Own = policy.Override{Capacity: 260, Rate: policy.PerSecond(400)}
 
-// intervene is how often an operator does something.
+// intervene is the mean pause between two operations of an operator.
 const intervene = 700 * time.Millisecond
 
-// operate grants tokens to a bucket, and resets it, now and then.
+// operate grants tokens to a bucket or resets it, again and again.
 func (c *caller) operate(ctx context.Context) {
 	for c.pause(ctx, intervene) {
 		callCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), c.t.deadline())
@@ -37,7 +37,8 @@ func (c *caller) operate(ctx context.Context) {
 	}
 }
 
-// override gives a key of a template a policy of its own, and takes it away again. What fails is done the next time.
+// override sets an override for a key of a template, removes it, and so on. It ignores errors: a later round repeats
+// the operation.
 func (c *caller) override(ctx context.Context) {
 	store := override.New(c.rdb)
 	for own := true; c.pause(ctx, intervene); own = !own {

@@ -12,10 +12,10 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Programs that know nothing of us use a bucket's tokens and index with plain commands, each a round trip of its own:
-// what they do in two steps others see in between.
+// The callers in this file are programs without the SDK. They use a bucket's tokens and index with plain commands, each
+// in its own round trip. So other clients may read the state between two of the commands.
 
-// takePlain takes single tokens: DECR, and INCR if there was none.
+// takePlain takes single tokens with DECR. If there was no token, it undoes that with INCR.
 func (c *caller) takePlain(ctx context.Context) {
 	for c.pause(ctx, c.t.cfg.Pace) {
 		op := record.Op{Client: c.name + "/plain", Kind: record.Take, Key: c.key, N: 1}
@@ -23,7 +23,7 @@ func (c *caller) takePlain(ctx context.Context) {
 		op.Call = time.Now().UnixNano()
 		left, err := c.rdb.Decr(callCtx, lua.TokensKey(c.key)).Result()
 		if err == nil && left < 0 {
-			// Until it has gone through, the bucket lacks a token.
+			// The bucket lacks a token until the INCR was carried out.
 			for err = c.rdb.Incr(callCtx, lua.TokensKey(c.key)).Err(); err != nil && neverRan(err) &&
 				ctx.Err() == nil; {
 				c.pause(ctx, 10*time.Millisecond)
@@ -39,9 +39,9 @@ func (c *caller) takePlain(ctx context.Context) {
 	}
 }
 
-// addPlain adds the tokens that fall due in a refill interval, an interval after each reply, if no other client has
-// moved the index meanwhile. It runs INCR of the index, and DECR if the index is another one than expected. Then it
-// adds the tokens, up to the capacity.
+// addPlain adds the tokens of a refill interval, one interval after each reply, if no other client has changed the
+// index meanwhile. It increments the index. If the index isn't the expected one, it undoes that. Otherwise it adds the
+// tokens, up to the capacity.
 func (c *caller) addPlain(ctx context.Context, terms policy.Terms) {
 	interval := time.Duration(terms.Interval) * time.Microsecond
 	n := terms.Tokens * terms.Interval / terms.Per

@@ -1,5 +1,5 @@
-// Package traffic calls the buckets as consumers do, and records every call and answer. It doesn't judge the answers:
-// see package verify.
+// Package traffic makes calls to the buckets as consumers do, and records every call and answer. It doesn't judge the
+// answers: see package verify.
 package traffic
 
 import (
@@ -24,27 +24,28 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Config says who calls what.
+// Config describes the traffic.
 type Config struct {
-	Dir     string                       // of the run
-	Dial    func() redis.UniversalClient // a client as consumers have it, through the faults
-	Direct  redis.UniversalClient        // a client past the faults, for the samples
+	Dir     string                       // directory of the run's record
+	Dial    func() redis.UniversalClient // returns a client whose connections the faults affect
+	Direct  redis.UniversalClient        // a client whose connections bypass the faults, for the samples
 	Buckets []record.Bucket
 	Callers int // per bucket
 	Seed    uint64
 	Pace    time.Duration // mean pause between two calls of one caller
 
-	Distance time.Duration // a round trip to Redis, for which a call has more time
-	Sidecar  string        // URL of the sidecar that consumers take through; empty: by the SDK
+	Distance time.Duration // round-trip time to Redis; the deadline of a call is longer by some of these
+	Sidecar  string        // URL of the sidecar that consumers use; empty: they use the SDK
 }
 
-// deadline of a call to a Redis that is near: longer than a busy script, shorter than an outage.
+// deadline is how long a call to a Redis without a distance may last. It is longer than a busy script, and shorter than
+// an outage.
 const deadline = 400 * time.Millisecond
 
-// roundTrips is how many round trips a call may need.
+// roundTrips is the number of round trips that a call may need.
 const roundTrips = 4
 
-// deadline is that of a call at the distance.
+// deadline returns how long a call may last.
 func (t *Traffic) deadline() time.Duration { return deadline + roundTrips*t.cfg.Distance }
 
 // Traffic runs until Stop.
@@ -56,11 +57,11 @@ type Traffic struct {
 	wg      sync.WaitGroup
 	mu      sync.Mutex
 	clients []*fetch.Client // guarded by mu
-	sidecar *sidecar        // nil unless consumers take through it
-	enough  chan struct{}
+	sidecar *sidecar        // nil if consumers use the SDK
+	enough  chan struct{}   // closed once every sampled bucket was refilled often enough: see AwaitEnough
 }
 
-// Start begins to call.
+// Start starts the callers and the sampling.
 func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 	ops, err := history.Open(filepath.Join(cfg.Dir, record.OpsFile))
 	if err != nil {
@@ -96,10 +97,10 @@ func Start(ctx context.Context, cfg Config) (*Traffic, error) {
 // loudness is the number of callers of a bucket's loud flow, and how often each calls while another flow calls once.
 const loudness = 4
 
-// quietTokens is how many tokens the others take at a time.
+// quietTokens is the number of tokens of a take of another flow.
 const quietTokens = 10
 
-// fitting is how many tokens a take may want, so that it fits into half of the bucket under each of its policies.
+// fitting returns the largest size of a take: half of the smallest capacity of the bucket's policies.
 func fitting(b record.Bucket) int64 {
 	most := int64(math.MaxInt64)
 	for _, text := range b.Terms {
@@ -110,13 +111,14 @@ func fitting(b record.Bucket) int64 {
 	return max(1, most)
 }
 
-// start has a caller, the i-th of a bucket, call it as the bucket's kind of consumer does.
+// start starts the i-th caller of a bucket. The first caller of some buckets is a program without the SDK. For other
+// buckets, start also starts an operator, or a caller that invents keys, when it starts the first caller.
 func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) error {
 	if b.Linear {
 		t.wg.Go(func() { c.mix(ctx) })
 		return nil
 	}
-	if b.Kind == record.Foreign && i == 0 { // beside those of our own
+	if b.Kind == record.Foreign && i == 0 { // the other callers use the SDK or the sidecar
 		terms, err := policy.DecodeTerms(b.Terms[0])
 		if err != nil {
 			return err
@@ -156,8 +158,9 @@ func (t *Traffic) start(ctx context.Context, b record.Bucket, c *caller, i int) 
 	return nil
 }
 
-// divide has the i-th caller of a bucket take for a flow of its own, the first one for a loud one. It returns the
-// callers of the flow. The loud one takes single tokens, which in the order of arrival leave too few for the others.
+// divide gives the i-th caller of a bucket a flow, and returns all callers of that flow. Each caller has a different
+// flow. The first flow is loud: it takes single tokens so often that, without a division, too few would be left for the
+// others.
 func (c *caller) divide(i int) []*caller {
 	c.flow = "quiet-" + strconv.Itoa(i)
 	c.most = quietTokens
@@ -174,12 +177,12 @@ func (c *caller) divide(i int) []*caller {
 	return all
 }
 
-// consumer is how a caller of a bucket takes.
+// consumer returns the consumer through which a caller of a bucket takes.
 func (t *Traffic) consumer(b record.Bucket, c *caller) (consumer, error) {
 	if t.sidecar != nil {
 		return t.sidecar.forFlow(c.flow), nil
 	}
-	// The refills are the replicas' alone.
+	// Only the replicas refill: the rescue is off.
 	opts := []fetch.Option{fetch.WithTimeout(t.deadline()), fetch.WithRescue(false)}
 	if b.Blocks > 0 {
 		opts = append(opts, fetch.WithLease(Block, 300*time.Millisecond))
@@ -194,18 +197,18 @@ func (t *Traffic) consumer(b record.Bucket, c *caller) (consumer, error) {
 	return sdk{client, c.flow}, nil
 }
 
-// other is another caller of the same bucket.
+// other returns another caller of the same bucket.
 func (c *caller) other() *caller {
 	other := *c
 	other.rng = rand.New(rand.NewPCG(c.rng.Uint64(), 0))
 	return &other
 }
 
-// patience is how much longer a run takes on a machine so busy that buckets are refilled too seldom to be judged.
+// patience is how much longer a run may last if a busy machine refills the buckets too seldom to judge them.
 const patience = 15 * time.Second
 
-// AwaitEnough waits until every sampled bucket was refilled often enough for the verifier to judge it. It waits at most
-// for the patience; then the verifier says what is missing.
+// AwaitEnough waits until every sampled bucket was refilled often enough for the verifier to judge it. If the patience
+// is over before, the verifier reports what is missing.
 func (t *Traffic) AwaitEnough(ctx context.Context) {
 	select {
 	case <-t.enough:
@@ -214,7 +217,7 @@ func (t *Traffic) AwaitEnough(ctx context.Context) {
 	}
 }
 
-// Stop ends the calls, waits for those under way, and completes the files.
+// Stop ends the traffic, waits for the calls under way, and completes the files.
 func (t *Traffic) Stop() error {
 	t.cancel()
 	t.wg.Wait()
@@ -234,13 +237,13 @@ type caller struct {
 	key  string
 	rdb  redis.UniversalClient
 	rng  *rand.Rand
-	most int64         // tokens of one take
-	flow string        // for which it takes; empty for none
+	most int64         // largest number of tokens of a take
+	flow string        // the flow that it takes for; may be empty
 	pace time.Duration // mean pause between two calls
-	held int64         // taken and not given back
+	held int64         // number of tokens taken and not returned
 }
 
-// mix takes and returns through the scripts themselves, so that each call is one operation upon the bucket.
+// mix takes and returns tokens through the scripts themselves, so that each call is one operation on the bucket.
 func (c *caller) mix(ctx context.Context) {
 	for c.pause(ctx, c.t.cfg.Pace) {
 		op := record.Op{Client: c.name, Key: c.key, N: 1 + c.rng.Int64N(c.most)}
@@ -288,7 +291,7 @@ func (c *caller) took(op *record.Op, reply lua.TakeReply, err error) {
 	c.finish(op, reply.OK, err)
 }
 
-// await reads the bucket until there is a reply, so that an outage leaves one call of each caller without one.
+// await reads the bucket until there is a reply. So during an outage only one call of each caller has no reply.
 func (c *caller) await(ctx context.Context) {
 	for c.pause(ctx, 50*time.Millisecond) {
 		readCtx, cancel := context.WithTimeout(ctx, c.t.deadline())
@@ -300,12 +303,12 @@ func (c *caller) await(ctx context.Context) {
 	}
 }
 
-// pause waits for mean, give or take half of it, and reports whether to go on.
+// pause waits for mean, give or take half of it. It reports false if ctx ended meanwhile.
 func (c *caller) pause(ctx context.Context, mean time.Duration) bool {
 	return timing.Sleep(ctx.Done(), mean/2+time.Duration(c.rng.Int64N(int64(mean)+1)))
 }
 
-// finish records the reply.
+// finish sets the result of an operation. done reports whether it was carried out and not denied.
 func (c *caller) finish(op *record.Op, done bool, err error) {
 	op.Return = time.Now().UnixNano()
 	switch {
@@ -323,7 +326,7 @@ func (c *caller) finish(op *record.Op, done bool, err error) {
 	}
 }
 
-// refusals are answers that come instead of running a script.
+// refusals are the beginnings of replies that mean that the script was not run.
 var refusals = []string{"BUSY ", "OOM ", "READONLY ", "LOADING ", "MOVED ", "ASK ", "TRYAGAIN ", "CLUSTERDOWN ",
 	"MASTERDOWN ", "NOSCRIPT ", "NOPERM "}
 
@@ -347,11 +350,11 @@ func neverRan(err error) bool {
 // sampleEvery is the time between two samples of every bucket.
 const sampleEvery = 40 * time.Millisecond
 
-// enough is how many refills and samples of each bucket AwaitEnough waits for. The verifier needs half as many, and
-// doesn't get every one.
+// enough is how many refills and samples of each bucket AwaitEnough waits for. The verifier needs half as many, but
+// some of them may not count.
 const enough = 20
 
-// sample reads the state of all buckets from Redis.
+// sample reads the state of all buckets from Redis, again and again.
 func (t *Traffic) sample(ctx context.Context) {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
@@ -364,7 +367,7 @@ func (t *Traffic) sample(ctx context.Context) {
 		}
 		waiting := false
 		for i, b := range t.cfg.Buckets {
-			if b.Kind == record.Lazy { // nothing is known of it but the replies to its takes
+			if b.Kind == record.Lazy { // only the replies to its takes are recorded
 				continue
 			}
 			if s, err := Sample(ctx, t.cfg.Direct, b.Key); err == nil {
@@ -396,7 +399,7 @@ func (a *activity) add(s record.Sample) {
 
 var errGone = errors.New("traffic: the tokens were lost")
 
-// Sample reads one bucket at one moment.
+// Sample reads the state of one bucket.
 func Sample(ctx context.Context, rdb redis.UniversalClient, key string) (record.Sample, error) {
 	ctx, cancel := context.WithTimeout(ctx, deadline)
 	defer cancel()

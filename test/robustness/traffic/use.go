@@ -13,13 +13,14 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// Block is how many tokens a consumer with leases may hold.
+// Block is the number of tokens that a consumer with leases may hold.
 const Block = 20
 
-// use takes as much as it gets, in every way that the bucket and the consumer have. What the SDK gives back by itself
-// is no operation of its own: the take before it counts as one without an answer.
+// use takes as many tokens as it can get, in every way that the bucket and the consumer support. When the SDK returns
+// tokens without being asked, that is not recorded as an operation: the take of these tokens is recorded as one whose
+// result is unknown.
 func (c *caller) use(ctx context.Context, by consumer, b record.Bucket) {
-	lazy := b.Kind == record.Lazy // which has no reservations or request ids
+	lazy := b.Kind == record.Lazy // such a bucket has no reservations or request ids
 	own, through := by.(sdk)
 	for c.pause(ctx, c.pace) {
 		result := ""
@@ -47,13 +48,13 @@ func (c *caller) use(ctx context.Context, by consumer, b record.Bucket) {
 	}
 }
 
-// begin is an operation that begins now.
+// begin returns an operation that begins now.
 func (c *caller) begin(kind string, n int64) record.Op {
 	return record.Op{Client: c.name, Kind: kind, Key: c.key, N: n, Call: time.Now().UnixNano()}
 }
 
-// answered completes an operation by what the SDK answers. What a degraded mode grants, and what a bucket in shadow
-// mode lacks, is taken from no bucket.
+// answered completes an operation with the result of the consumer. If a degraded mode granted the tokens, or a bucket
+// in shadow mode lacked them, they were not taken from a bucket.
 func (c *caller) answered(op *record.Op, r fetch.Result, err error) {
 	op.Taken = r.Taken
 	op.Left = r.Remaining
@@ -76,7 +77,7 @@ func (c *caller) takeOnce(ctx context.Context, by consumer) string {
 	return op.Result
 }
 
-// takeLeaving takes if that leaves some tokens.
+// takeLeaving makes a take that must leave some tokens.
 func (c *caller) takeLeaving(ctx context.Context, by consumer) string {
 	op := c.begin(record.Take, c.most)
 	op.Leave = 1 + c.rng.Int64N(40)
@@ -94,7 +95,7 @@ func (c *caller) takeUpTo(ctx context.Context, by sdk) string {
 	return op.Result
 }
 
-// takeTwice takes under a request id, and again under the same one.
+// takeTwice makes a take with a request id, and repeats it with the same id.
 func (c *caller) takeTwice(ctx context.Context, by sdk) (result string) {
 	id := c.name + "/" + strconv.FormatInt(time.Now().UnixNano(), 36)
 	for range 2 {
@@ -108,7 +109,7 @@ func (c *caller) takeTwice(ctx context.Context, by sdk) (result string) {
 	return result
 }
 
-// takeAndUndo takes and gives all of it back to the era of the take.
+// takeAndUndo makes a take and undoes it.
 func (c *caller) takeAndUndo(ctx context.Context, by sdk) string {
 	op := c.begin(record.Take, c.most)
 	r, err := by.Take(context.WithoutCancel(ctx), c.key, c.most, by.with()...)
@@ -125,8 +126,9 @@ func (c *caller) takeAndUndo(ctx context.Context, by sdk) string {
 	return back.Result
 }
 
-// takeAll takes of this bucket and of another one, all or nothing. What one of several servers gave before another one
-// denied goes back, and counts as a take without an answer.
+// takeAll takes from this bucket and from another one, all or nothing. If the two buckets are on different servers, one
+// may give tokens before the other one denies. The SDK returns these tokens, and the take is recorded as one whose
+// result is unknown.
 func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 	keys := []string{c.key}
 	for _, other := range c.t.cfg.Buckets {
@@ -169,10 +171,10 @@ func (c *caller) takeAll(ctx context.Context, by sdk, b record.Bucket) string {
 	return result
 }
 
-// holds is the time of a reservation.
+// holds is how long a reservation holds its tokens.
 const holds = time.Second
 
-// reserve reserves tokens, and settles for fewer or more of them, or lets the reservation's time pass.
+// reserve reserves tokens. Then it settles for fewer or more of them, or lets the reservation's time pass.
 func (c *caller) reserve(ctx context.Context, by consumer) string {
 	overrun := policy.Overrun(c.rng.IntN(2)) // clamp or debt
 	op := c.begin(record.Reserve, c.most)
@@ -185,7 +187,7 @@ func (c *caller) reserve(ctx context.Context, by consumer) string {
 	lapse.Taken = 0
 	switch {
 	case op.Result == record.Unknown || op.Taken > 0 && c.rng.IntN(4) == 0:
-		c.t.ops.Add(lapse) // it ends by itself
+		c.t.ops.Add(lapse) // the reservation isn't settled
 	case op.Taken > 0:
 		c.pause(ctx, c.t.cfg.Pace)
 		if !c.settle(ctx, r) {
@@ -195,7 +197,8 @@ func (c *caller) reserve(ctx context.Context, by consumer) string {
 	return op.Result
 }
 
-// settle ends a reservation of which up to a third more was used than it is for, and reports whether that is certain.
+// settle settles a reservation. The number of used tokens is random, up to a third more than were reserved. It reports
+// whether the settlement was certainly carried out.
 func (c *caller) settle(ctx context.Context, r reservation) bool {
 	used := c.rng.Int64N(c.most*4/3 + 2)
 	op := c.begin(record.Settle, max(0, c.most-used))
@@ -207,11 +210,11 @@ func (c *caller) settle(ctx context.Context, r reservation) bool {
 	return err == nil
 }
 
-// invent takes of a template's keys that were never used, while the buckets under test exist.
+// invent takes from keys of a template that were never used before. It does so only while the bucket under test exists.
 func (c *caller) invent(ctx context.Context, b record.Bucket) {
 	client, err := fetch.New(c.rdb, fetch.WithTimeout(c.t.deadline()), fetch.WithRescue(false))
 	if err != nil {
-		return // New of the same client worked for the callers
+		return // can't happen: New with the same options worked for the callers
 	}
 	c.t.mu.Lock()
 	c.t.clients = append(c.t.clients, client)

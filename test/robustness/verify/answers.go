@@ -16,12 +16,12 @@ func (h *bucketHistory) checkAnswers(r *Result) {
 		if op.Result == record.Done && op.Leave > 0 && op.Left < op.Leave && !op.Leased && op.Fallback == 0 && !op.Shadow {
 			r.violate(Leave, h.bucket.Key, "%s was to leave %d, and left %d", op.Client, op.Leave, op.Left)
 		}
-		// What a plain client leaves of a lost bucket has no policy, until a refiller begins it anew.
+		// After a loss, a plain client may create a key without a policy, until a refiller creates the bucket again.
 		lost := h.bucket.Plain && h.effect(0, op.Return, record.Lose)
 		if op.Result == record.Denied && shadow && !op.All && !plain(op) && !lost {
 			r.violate(Shadow, h.bucket.Key, "%s of %s is denied", op.Kind, op.Client)
 		}
-		if op.Request == "" || op.Fallback > 0 || op.Shadow { // no bucket remembers what none gave
+		if op.Request == "" || op.Fallback > 0 || op.Shadow { // the bucket has no record of such a take
 			continue
 		}
 		first, again := granted[op.Request]
@@ -36,10 +36,10 @@ func (h *bucketHistory) checkAnswers(r *Result) {
 	}
 }
 
-// plain reports whether a program that knows nothing of policies made a call.
+// plain reports whether a program without the SDK made a call.
 func plain(op record.Op) bool { return strings.HasSuffix(op.Client, "/plain") }
 
-// always reports whether something is so of every policy of the bucket.
+// always reports whether so is true for every policy of the bucket.
 func (h *bucketHistory) always(so func(policy.Terms) bool) bool {
 	for _, t := range h.policies {
 		if !so(t) {
@@ -53,7 +53,7 @@ func (h *bucketHistory) always(so func(policy.Terms) bool) bool {
 func (h *bucketHistory) checkDegraded(r *Result) {
 	open := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedOpen })
 	local := h.always(func(t policy.Terms) bool { return t.Degraded == policy.DegradedLocal })
-	known := map[string]bool{} // a client knows the mode from the bucket's first answer on
+	known := map[string]bool{} // clients that know the mode, from the bucket's first answer
 	var admitted []record.Op
 	for _, op := range h.ops {
 		if op.Kind != record.Take && op.Kind != record.UpTo && op.Kind != record.Reserve || op.All || plain(op) {
@@ -62,7 +62,8 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 		if op.Fallback > 0 {
 			admitted = append(admitted, op)
 		}
-		// A take that had no time left for another round trip, after the bucket was lost, shows no outage.
+		// A take may also be unavailable because its deadline left no time for another round trip after the bucket was
+		// lost. That isn't an outage.
 		away := strings.Contains(op.Error, "unavailable") && !strings.Contains(op.Error, "too short for a round trip")
 		if open && known[op.Client] && op.Result == record.Unknown && away {
 			r.violate(Degraded, h.bucket.Key, "mode open: %s of %s is an error: %s", op.Kind, op.Client, op.Error)
@@ -78,10 +79,10 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 	}
 }
 
-// unseen is for how long consumers that have just come don't count when a bucket's rate is shared.
+// unseen is how long a new consumer may not be counted yet when the consumers share a bucket's rate.
 const unseen = time.Second
 
-// checkShares bounds what the shares of all consumers granted in each outage.
+// checkShares checks that in each outage all consumers together granted no more than the capacity and the rate allow.
 func (h *bucketHistory) checkShares(r *Result, admitted []record.Op) {
 	capacity, rate, _ := h.limits()
 	for i := 0; i < len(admitted); {
@@ -97,7 +98,7 @@ func (h *bucketHistory) checkShares(r *Result, admitted []record.Op) {
 	}
 }
 
-// checkKeys counts the keys of a template that got a bucket. None expires within a run.
+// checkKeys checks that not more than max_keys keys of a template got a bucket. No bucket expires during a run.
 func (h *bucketHistory) checkKeys(r *Result) {
 	if h.bucket.MaxKeys == 0 {
 		return

@@ -7,12 +7,13 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// bounds are what a value is at least and at most.
+// bounds are the smallest and the largest possible value.
 type bounds struct{ low, high int64 }
 
 var anything = bounds{0, math.MaxInt64}
 
-// checkCredit follows the carry, of which it knows the bounds, from write to write.
+// checkCredit checks the credit of each write. It doesn't know the carry, but computes the bounds of the carry after
+// each write.
 func (h *bucketHistory) checkCredit(r *Result) {
 	carry := anything
 	for i, w := range h.writes {
@@ -21,20 +22,21 @@ func (h *bucketHistory) checkCredit(r *Result) {
 			carry = anything
 		case o.Status == policy.StatusApplied || o.Status == policy.StatusSwitched:
 			carry = h.checkCredited(r, i, carry)
-		default: // these drop the carry, or credit nothing
+		default: // these statuses credit nothing
 			if o.Added != 0 || o.Clamped != 0 {
 				r.violate(Credit, h.bucket.Key, "%s at index %d credited %d", o.Status, o.Version.Index,
 					o.Added+o.Clamped)
 			}
 			carry = bounds{}
 			if o.Status == policy.StatusClock {
-				carry = anything // the carry before it stays
+				carry = anything // StatusClock doesn't drop the carry
 			}
 		}
 	}
 }
 
-// checkCredited checks what write i credited to a bucket with the carry, and returns the carry after it.
+// checkCredited checks the credit of write i. carry has the bounds of the carry before the write, and checkCredited
+// returns the bounds after it.
 func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
 	prev, o := h.writes[i-1], h.writes[i].outcome
 	fence := o.Fence
@@ -75,26 +77,27 @@ func (h *bucketHistory) checkCredited(r *Result, i int, carry bounds) bounds {
 	if t.Strict {
 		room -= o.Outstanding
 	}
-	room += min(0, o.Tokens-o.Added) // what is below 0, plain clients are about to undo
+	room += min(0, o.Tokens-o.Added) // plain clients are about to undo takes that left less than 0 tokens
 	if o.Tokens >= room || switched {
 		return anything // a full bucket drops its carry, and a switch rescales it
 	}
 	return bounds{max(0, due+carry.low-got*t.Per), min(t.Per-1, due+carry.high-got*t.Per)}
 }
 
-// mayBeginAnew reports whether the credit of a template's bucket may have begun after the write before write i: by a
-// take that left it less than full, or found it missing from the active set, whose entry a server that forgot may have
-// lost. Tokens that come back through the SDK may have filled it before.
+// mayBeginAnew reports whether a take between write i-1 and write i may have begun the credit of a template's bucket
+// anew. Such a take finds the bucket full, or finds that it isn't in the active set. The bucket may have been full
+// after write i-1, or after the SDK returned tokens. A server that lost or forgot its keys may have lost the entry in
+// the active set.
 func (h *bucketHistory) mayBeginAnew(i int, t policy.Terms) bool {
 	return h.bucket.Kind == record.Refilled && (!h.bucket.Linear || h.writes[i-1].outcome.Tokens >= t.Capacity ||
 		h.effect(0, h.writes[i].to, record.Lose, record.Rollback))
 }
 
-// checkShare bounds what a pool's bucket was credited: its terms change all the time, but the region never gets more
-// than the pool's rate.
+// checkShare checks that the bucket of a pool is not credited more than the pool's rate. The bucket's terms change all
+// the time, so the exact credit is unknown.
 func (h *bucketHistory) checkShare(r *Result) {
 	_, perSecond, _ := h.limits()
-	const e = 2 // a share may be small, and the longest credited stretch is that of the share
+	const e = 2 // upper bound, in seconds, for the longest time that a refill credits; this depends on the share
 	for _, w := range h.writes {
 		if o := w.outcome; o != nil {
 			if most := perSecond*min(float64(o.Elapsed)/1e6, e) + 1; float64(o.Added+o.Clamped) > most {

@@ -10,19 +10,19 @@ import (
 )
 
 const (
-	// settles is how long after a fault, or the start, a bucket may still serve takes as they come.
+	// settles is how long a bucket may still be undivided after the start, or after a fault.
 	settles = 2 * time.Second
-	// judged is the shortest span whose takes are counted.
+	// judged is the shortest span that is judged.
 	judged = 2 * time.Second
-	// awake is the longest time between two samples of a machine that is not too busy to judge by.
+	// awake is the longest allowed time between two samples in a span. If it is longer, the machine was too busy.
 	awake = 200 * time.Millisecond
 )
 
-// endings are operations that ask for nothing.
+// endings are the operations that don't ask for tokens.
 var endings = []string{record.Return, record.Settle, record.Lapse}
 
-// checkFair counts what each client of a divided bucket, which is a flow, gets of what it asks for while nothing is
-// wrong. A TakeAll that another bucket denies asks for nothing.
+// checkFair checks, in the spans without a fault, that each client of a divided bucket gets its part of the tokens.
+// Each client is a flow.
 func (h *bucketHistory) checkFair(r *Result) {
 	if !h.bucket.Divided() || len(h.samples) == 0 {
 		return
@@ -39,7 +39,8 @@ func (h *bucketHistory) checkFair(r *Result) {
 	}
 }
 
-// checkParts requires that in a span each client gets half of its max-min part of what all of them got.
+// checkParts requires that in a span each client gets at least half of its max-min part of the tokens that all clients
+// got. A TakeAll that another bucket denied doesn't count.
 func (h *bucketHistory) checkParts(r *Result, from, to int64) {
 	asked, got := map[string]int64{}, map[string]int64{}
 	all := int64(0)

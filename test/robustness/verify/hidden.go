@@ -14,8 +14,8 @@ import (
 type sight struct {
 	version policy.Version
 	last    int64
-	step    int64 // of a refill's answer; 0 if it isn't known
-	at      int64 // it was so at this time at the latest, Unix ns
+	step    int64 // the last credited instant, from a refill's answer; 0 if it isn't known
+	at      int64 // the latest time at which the bucket was in this state, Unix ns
 }
 
 // sights returns all readings of the bucket.
@@ -39,19 +39,19 @@ func (h *bucketHistory) sights() []sight {
 	return sights
 }
 
-// findHidden finds the writes without a known reply. Every write adds one to the index, so each of them leaves a number
-// that no reply has. The bucket's last refill shows when the server made it.
+// findHidden finds the writes without a known reply. Every write adds one to the index, so a hidden write leaves an
+// index that no reply has. A later reading may show the time of the write.
 func (h *bucketHistory) findHidden() {
 	sights := h.sights()
 	known := map[policy.Version]bool{}
-	settled := map[policy.Version]int64{} // when the write before this version was made
+	settled := map[policy.Version]int64{} // when the write of a version was made, from the reply to the next write
 	for _, w := range h.writes {
 		known[w.version] = true
 		if w.outcome.Status == policy.StatusApplied || w.outcome.Status == policy.StatusSwitched {
 			settled[policy.Version{Era: w.version.Era, Index: w.version.Index - 1}] = w.outcome.Now - w.outcome.Elapsed
 		}
 	}
-	// Every number between the lowest and the highest of an era was written.
+	// Every index between the lowest and the highest index of an era was written.
 	type era struct{ low, high int64 }
 	eras := map[int64]era{}
 	for _, s := range sights {
@@ -76,7 +76,7 @@ func (h *bucketHistory) findHidden() {
 				continue
 			}
 			h.hidden++
-			if index == e.low && index-1 > before { // the last of the era before left no trace but the number
+			if index == e.low && index-1 > before { // a write of the era before is hidden too, and which one is unknown
 				h.undecided(v, latestTime(sights, v))
 				continue
 			}
@@ -84,7 +84,7 @@ func (h *bucketHistory) findHidden() {
 		}
 		before = e.high
 	}
-	// A write that came just before the bucket was lost may have left no trace at all.
+	// A write just before the bucket was lost may have left no trace.
 	for i, f := range h.refills {
 		if f.Outcome == nil && !used[i] && h.effect(f.Sent-int64(time.Second), f.Replied+int64(time.Second),
 			record.Lose, record.Rollback) {
@@ -93,11 +93,11 @@ func (h *bucketHistory) findHidden() {
 	}
 }
 
-// reveal adds the write of version v, whose reply is unknown.
+// reveal adds the hidden write of version v, with the call that most likely made the write.
 func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, settled map[policy.Version]int64,
 	used map[int]bool) {
 	w := write{version: v, to: latestTime(sights, v)}
-	step := int64(math.MaxInt64) // the bucket's, after the write
+	step := int64(math.MaxInt64) // the last credited instant after the write, if it is known
 	for _, s := range sights {
 		if s.version == v {
 			w.now = s.last
@@ -122,13 +122,13 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 			return
 		}
 	} else if w.now > 0 && !first {
-		// A replica that was killed takes its last call with it.
+		// The record doesn't have the last call of a replica that was killed. So that replica may have made the write.
 		for _, f := range h.run.Faults {
 			start := f.Start - int64(time.Second)
 			if f.Victim != "" && start <= w.to && w.now*1000 <= f.End+int64(time.Second) {
 				terms := h.anyPolicy()
 				if len(h.policies) > 1 {
-					break // it is unknown which policy it carried
+					break // it is unknown which policy the call had
 				}
 				w.from, w.replica = start, f.Victim
 				w.call = &policy.Call{Version: policy.Version{Era: v.Era, Index: v.Index - 1},
@@ -144,10 +144,12 @@ func (h *bucketHistory) reveal(v policy.Version, first bool, sights []sight, set
 	h.undecided(v, w.to)
 }
 
-// likeliest is the refill, -1 if there is none, that made write w, after which the bucket has the step: a call without
-// an answer that carried the version before. Of several, one that credits the instant that the bucket has is preferred,
-// then one that was made while its caller waited. The first write of an era may also come from a call that could begin
-// one.
+// likeliest returns the index of the refill call that most likely made the hidden write w, or -1 if there is none. It
+// must be a call without an answer, and have the version before w. The first write of an era may also be by a call that
+// may create a bucket.
+//
+// If there are several calls, likeliest prefers one that credits the instant step. After that, it prefers one whose
+// caller was still waiting when the write was made.
 func (h *bucketHistory) likeliest(w write, first bool, step int64, used map[int]bool) int {
 	v := w.version
 	best, most := -1, -1
@@ -167,7 +169,7 @@ func (h *bucketHistory) likeliest(w write, first bool, step int64, used map[int]
 			fits++
 		}
 		if !match && (f.Create == int64(policy.CreateInitial) || f.Create == int64(policy.CreateLost) && f.Era > 0) {
-			fits++ // it may create a bucket
+			fits++ // the call may create a bucket
 		}
 		if fits > most {
 			best, most = i, fits
@@ -176,7 +178,7 @@ func (h *bucketHistory) likeliest(w write, first bool, step int64, used map[int]
 	return best
 }
 
-// latestTime returns when the write of version v was made at the latest, Unix ns.
+// latestTime returns the latest time at which the write of version v may have been made, Unix ns.
 func latestTime(sights []sight, v policy.Version) int64 {
 	to := int64(math.MaxInt64)
 	for _, s := range sights {
@@ -187,8 +189,8 @@ func latestTime(sights []sight, v policy.Version) int64 {
 	return to
 }
 
-// undecided leaves open everything that may come after the write of version v, made at to at the latest. It is unknown
-// which replica made the write, or when by the server's clock.
+// undecided excludes, from the linearizability check, all calls that may come after the write of version v. The write
+// was made at to at the latest. It is unknown which replica made it, or at which time of the server's clock.
 func (h *bucketHistory) undecided(v policy.Version, to int64) {
 	from := to
 	for _, known := range h.writes {

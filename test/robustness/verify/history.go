@@ -9,32 +9,32 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// bucketHistory is what happened to one bucket.
+// bucketHistory has all records about one bucket.
 type bucketHistory struct {
 	run      *record.Run
 	bucket   record.Bucket
 	policies map[policy.Fence]policy.Terms
 	steps    map[policy.Fence]policy.Steps // schedules of the stepped ones
-	ops      []record.Op                   // by call
-	refills  []record.Refill               // by sent
-	writes   []write                       // by version; those without a reply too, as far as they can be inferred
-	hidden   int
+	ops      []record.Op                   // ordered by call
+	refills  []record.Refill               // ordered by sent
+	writes   []write                       // ordered by version; with the hidden writes that could be inferred
+	hidden   int                           // number of writes without a known reply
 	samples  []record.Sample
-	faults   []record.Fault // that concern the bucket
-	cut      int64          // from here on linearizability isn't decided
-	excused  bool           // a write may have come and gone unseen
+	faults   []record.Fault // faults that affect the bucket
+	cut      int64          // the time from which on linearizability isn't decided
+	excused  bool           // a hidden write may have left no trace
 }
 
 // write is a refill that wrote.
 type write struct {
 	version policy.Version
-	now     int64 // of the server, µs
-	from    int64 // it happened between from
-	to      int64 // and to, Unix ns
+	now     int64 // time of the server, µs
+	from    int64 // the write was made between from and to, Unix ns
+	to      int64
 	call    *policy.Call
 	outcome *policy.Outcome // nil: the reply is unknown
 	replica string
-	history int // of Redis: a fail-over begins another one, in which forgotten numbers come again
+	history int // number of rollbacks before the write; after a rollback, the same versions may be written again
 }
 
 func newBucketHistory(run *record.Run, b record.Bucket) (*bucketHistory, error) {
@@ -117,8 +117,8 @@ func (h *bucketHistory) findWrites() error {
 	return nil
 }
 
-// after reports whether a write came after a rollback. Of a server that goes on, the calls of before may be answered
-// after it, and those that are sent before it may come after it.
+// after reports whether a write was made after a rollback. If the same server goes on after the rollback, an answer may
+// come after the rollback although the write was made before it. Then the server's clock decides.
 func (w *write) after(rollback record.Fault) bool {
 	if rollback.At > 0 && w.outcome != nil && w.from < rollback.Gone && w.to > rollback.Start {
 		return w.now >= rollback.At
@@ -135,7 +135,8 @@ func (h *bucketHistory) follows(i int) bool {
 	return a.history == b.history && a.version.Era == b.version.Era && a.version.Index+1 == b.version.Index
 }
 
-// limits are the largest capacity, rate and credited stretch, in seconds, of the policies.
+// limits returns the largest capacity of the policies, the largest rate, and the longest time that a refill credits, in
+// seconds.
 func (h *bucketHistory) limits() (capacity, perSecond, e float64) {
 	for _, t := range h.policies {
 		capacity = max(capacity, float64(t.Capacity))
@@ -154,8 +155,8 @@ func (h *bucketHistory) effect(from, to int64, effects ...string) bool {
 	})
 }
 
-// throughSDK reports whether consumers may use the bucket through the SDK. It gives tokens back and refills buckets in
-// calls that the record doesn't have.
+// throughSDK reports whether consumers may use the bucket through the SDK. The SDK returns tokens and refills buckets
+// in calls that the record doesn't have.
 func (h *bucketHistory) throughSDK() bool {
 	return len(h.run.Meta.Deployment) > 0 || h.run.Meta.Distance > 0 || h.bucket.Overridden || h.bucket.MaxKeys > 0
 }
@@ -168,10 +169,10 @@ func (h *bucketHistory) checkSubstance(r *Result) {
 	writes := len(h.writes)
 	least := 10
 	if h.bucket.Kind == record.Refilled {
-		least = 4 // it is refilled only while it isn't full
+		least = 4 // a template's bucket is refilled only while it isn't full
 	}
 	if h.throughSDK() {
-		writes += h.hidden // consumers' own
+		writes += h.hidden // consumers may have made these
 		if h.bucket.Kind == record.Refilled {
 			least = 1
 		}

@@ -26,7 +26,8 @@ func (h *bucketHistory) checkIndex(r *Result) {
 	}
 }
 
-// checkQuarantine finds callers that knew more than the server which answered them.
+// checkQuarantine checks the answers of a server that forgot what its caller knows. It must begin a new era, and
+// on_rollback decides about the tokens.
 func (h *bucketHistory) checkQuarantine(r *Result) {
 	for _, f := range h.refills {
 		o := f.Outcome

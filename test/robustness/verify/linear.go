@@ -13,17 +13,18 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// decideWithin bounds the search for an order of one bucket's calls.
+// decideWithin is the time limit of the search for an order of one bucket's calls.
 const decideWithin = 30 * time.Second
 
-// maxReaders bounds the number of replicas whose calls without a write take part. The more of them read one state at
-// the same time, the more equivalent orders there are.
+// maxReaders is the number of replicas whose calls without a write are included in the search. The more calls read the
+// same state, the more equivalent orders there are.
 const maxReaders = 4
 
-// calls are the calls before the cut, each between its call and its answer. A call without an answer may come at any
-// time after it was sent, or at the end, where it changes nothing for anybody.
+// calls returns the calls before the cut, each with the times of the call and of its answer. A call without an answer
+// may be made at any time after it was sent. If it was never made, it is put at the end of the order, where it affects
+// no other call.
 func (h *bucketHistory) calls() (calls []porcupine.Operation, err error) {
-	// The answer to a call that ends after the cut is left out: it may be due to calls that begin after the cut.
+	// add leaves out the answer to a call that ends after the cut, because calls after the cut may have affected it.
 	add := func(client int, in model.Input, from, to int64) {
 		if from < h.cut {
 			if to > h.cut {
@@ -74,7 +75,7 @@ func (h *bucketHistory) calls() (calls []porcupine.Operation, err error) {
 	return calls, nil
 }
 
-// checkLinear asks for an order of the calls in which the model gives the same answers.
+// checkLinear checks that there is an order of the calls in which the model gives the same answers.
 func (h *bucketHistory) checkLinear(r *Result) {
 	calls, err := h.calls()
 	if err != nil {
@@ -99,7 +100,8 @@ func (h *bucketHistory) checkLinear(r *Result) {
 	}
 }
 
-// stuck describes the end of the longest order that was found.
+// stuck describes where the search for an order stopped: the state after the longest order, and the call that doesn't
+// fit.
 func stuck(info porcupine.LinearizationInfo, calls []porcupine.Operation) string {
 	for _, partial := range info.PartialLinearizationsOperations() {
 		var longest []porcupine.Operation

@@ -7,10 +7,11 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// checkLoss checks what came back where the server had lost the bucket, or its tokens.
+// checkLoss checks the number of tokens that a bucket got after the server had lost it, or had lost its tokens.
 func (h *bucketHistory) checkLoss(r *Result) {
 	if h.bucket.Kind != record.Configured || h.bucket.Plain {
-		// a take creates a template's bucket, a program with plain commands any, and of a pool's the terms change
+		// A take may create a template's bucket again, and a program with plain commands any bucket. The terms of a pool's
+		// bucket change at run time.
 		return
 	}
 	for _, w := range h.writes {
@@ -35,7 +36,7 @@ func (h *bucketHistory) checkLoss(r *Result) {
 	}
 }
 
-// lostWhole reports whether nothing of the bucket was left by the last loss before a write.
+// lostWhole reports whether the last loss before a write removed all keys of the bucket.
 func (h *bucketHistory) lostWhole(w write) bool {
 	whole, latest := false, int64(0)
 	for _, f := range h.faults {
@@ -46,7 +47,8 @@ func (h *bucketHistory) lostWhole(w write) bool {
 	return whole
 }
 
-// checkBack adds up what could be taken of a bucket with on_loss: full after its tokens were lost: its capacity.
+// checkBack checks a bucket with "on_loss: full" after its tokens were lost. All tokens that were taken since then and
+// those that are left must add up to the capacity.
 func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
 	capacity := int64(0)
 	for _, t := range h.policies {
@@ -75,7 +77,7 @@ func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
 		return
 	}
 	for _, op := range h.ops {
-		// A take that was sent before the loss may have come after it.
+		// A take that was sent before the loss may have been made after it.
 		if op.Call <= until && (op.Return >= f.Start || op.Result == record.Unknown) {
 			there += op.Taken
 			if op.Result == record.Unknown && op.Kind != record.Return {

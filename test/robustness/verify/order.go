@@ -34,8 +34,8 @@ func (h *bucketHistory) checkOrder(r *Result) {
 	}
 }
 
-// checkFences checks that the fence of a bucket's writes never falls. It skips keys with an override: when an operator
-// removes it, the template's policy returns, whose fence may be lower.
+// checkFences checks that the fence of a bucket's writes never falls. It skips buckets with an override: when an
+// operator removes the override, the template's policy is in force again, and its fence may be lower.
 func (h *bucketHistory) checkFences(r *Result) {
 	key := h.bucket.Key
 	if h.bucket.Overridden {
@@ -51,7 +51,7 @@ func (h *bucketHistory) checkFences(r *Result) {
 				a.version.Index, b.outcome.Fence, b.version.Index)
 		}
 	}
-	newest := policy.Fence{} // of all writes; a new era keeps the policy
+	newest := policy.Fence{} // the latest fence; a new era doesn't change the policy
 	for _, w := range h.writes {
 		if w.outcome == nil {
 			continue
@@ -67,9 +67,8 @@ func (h *bucketHistory) checkFences(r *Result) {
 	}
 }
 
-// checkStock checks that the number of tokens is at least 0 and at most the capacity. It skips buckets that
-// programs use with plain commands: for moments these take tokens that are not there, or add more than there is room
-// for.
+// checkStock checks that the number of tokens is at least 0 and at most the capacity. It skips buckets that programs
+// use with plain commands: for moments, such programs take more tokens than there are, or add more than the capacity.
 func (h *bucketHistory) checkStock(r *Result) {
 	if h.bucket.Kind == record.Foreign || h.bucket.Plain {
 		return
@@ -93,7 +92,7 @@ func (h *bucketHistory) checkStock(r *Result) {
 	}
 }
 
-// checkExpiry finds buckets that would never expire, or would expire while they are needed.
+// checkExpiry checks that buckets of templates have an expiry, and that other buckets have none.
 func (h *bucketHistory) checkExpiry(r *Result) {
 	for _, s := range h.samples {
 		if want := h.bucket.Kind == record.Refilled; !s.Missing && s.Era > 0 && s.Expires != want {

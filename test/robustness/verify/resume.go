@@ -10,11 +10,11 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// slowness is how many more round trips of the samples a replica may need on a machine that is too busy. The samples
-// bypass all faults, so they show how slow the machine was.
+// slowness is how many gaps between two samples are added to the time that refills may need. The samples bypass all
+// faults, so their gaps show how slow the machine was.
 const slowness = 8
 
-// sampleGap is the longest time between two samples that overlaps [from, to].
+// sampleGap returns the longest time between two samples that overlaps [from, to].
 func (h *bucketHistory) sampleGap(from, to int64) time.Duration {
 	gap := time.Duration(0)
 	for i := 1; i < len(h.samples); i++ {
@@ -25,12 +25,12 @@ func (h *bucketHistory) sampleGap(from, to int64) time.Duration {
 	return gap
 }
 
-// allowed is how soon refills go on after an instant.
+// allowed returns the time within which refills must go on after an instant.
 func (h *bucketHistory) allowed(at int64) time.Duration {
 	return h.run.Meta.Resume + slowness*h.sampleGap(at, at+int64(h.run.Meta.Resume))
 }
 
-// forgets is how long a bucket that failed by itself may be left alone.
+// forgets is how long a replica may leave out a bucket whose refill failed while others worked.
 const forgets = 5 * time.Second
 
 func (h *bucketHistory) checkResume(r *Result) {
@@ -66,8 +66,8 @@ func (h *bucketHistory) checkResume(r *Result) {
 	}
 }
 
-// disturbed is when the next fault comes after an instant, or the record ends; that instant itself if there is a fault
-// at it.
+// disturbed returns the time of the next fault after an instant, or of the last sample if there is none. If a fault
+// lasts at the instant, disturbed returns the instant.
 func (h *bucketHistory) disturbed(at int64) int64 {
 	next := at
 	if n := len(h.samples); n > 0 {
@@ -84,7 +84,7 @@ func (h *bucketHistory) disturbed(at int64) int64 {
 	return next
 }
 
-// checkDuring requires refills during a fault that leaves one replica working and is the only one.
+// checkDuring requires refills during a fault that spares a replica. No other fault may last at the same time.
 func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
 	if !f.Spares || f.Effect == record.Forbid && f.Key == h.bucket.Key || !h.isolated(f) {
 		return
@@ -105,15 +105,15 @@ func (h *bucketHistory) checkDuring(r *Result, f record.Fault, byTime []write) {
 	stretch(f.End)
 }
 
-// isolated reports whether there was no other fault during a fault, nor shortly before.
+// isolated reports whether f was the only fault while it lasted and shortly before.
 func (h *bucketHistory) isolated(f record.Fault) bool {
 	return !slices.ContainsFunc(h.run.Faults, func(g record.Fault) bool {
 		return (g.Name != f.Name || g.Start != f.Start) && g.Start <= f.End && g.End >= f.Start-int64(h.run.Meta.Resume)
 	})
 }
 
-// fullOrGone reports whether a template's bucket may have been full in a span, or there was none. Then no replica
-// refills it.
+// fullOrGone reports whether a template's bucket was full in a span, or may not have existed. Then no replica refills
+// it.
 func (h *bucketHistory) fullOrGone(from, to int64) bool {
 	if h.bucket.Kind != record.Refilled {
 		return false
@@ -127,7 +127,7 @@ func (h *bucketHistory) fullOrGone(from, to int64) bool {
 	})
 }
 
-// refused is what a replica says of a bucket that it may not refill.
+// refused is what a replica logs about a bucket that it may not refill.
 const refused = "bucket can't be refilled"
 
 // checkNeighbours checks the other buckets while one bucket was forbidden.
@@ -150,8 +150,8 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 	}
 }
 
-// checkPace compares the refills beside a forbidden bucket with those of an equally long span before: on a machine that
-// is short of time both are late.
+// checkPace checks that refills were not slower while another bucket was forbidden than in an equally long span before.
+// On a busy machine both are slow.
 func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
 	gap, interval := h.usualGap(f.Start, f.End)
 	before, _ := h.usualGap(f.Start-(f.End-f.Start), f.Start)
@@ -163,8 +163,8 @@ func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
 	}
 }
 
-// fewestGaps is how many gaps a median is taken of: fewer are a matter of chance, such as those of a template's bucket
-// that is full most of the time.
+// fewestGaps is the smallest number of gaps for which a median is computed. With fewer gaps the median would be a
+// matter of chance. A template's bucket that is full most of the time has few.
 const fewestGaps = 5
 
 // usualGap returns the median time in µs between the refills of a span, and the refill interval. Both are 0 if there
@@ -176,7 +176,7 @@ func (h *bucketHistory) usualGap(from, to int64) (gap, interval int64) {
 		if w.outcome == nil || w.from < from || w.to > to {
 			continue
 		}
-		// the next call comes half an interval after an answer
+		// The next call is made half an interval after the answer, so at a distance the time between two calls may be longer.
 		interval = h.policies[w.outcome.Fence].Interval
 		interval = max(interval, interval/2+h.run.Meta.Distance.Microseconds())
 		if last.outcome != nil && !h.fullOrGone(last.to, w.from) {
@@ -191,7 +191,8 @@ func (h *bucketHistory) usualGap(from, to int64) (gap, interval int64) {
 	return gaps[len(gaps)/2], interval
 }
 
-// checkSaidOnce counts what the replicas' logs say of a forbidden bucket.
+// checkSaidOnce checks that no replica logs the same message about a forbidden bucket twice, and that at least one
+// replica logs that it can't be refilled.
 func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
 	said := map[string]int{}
 	for _, line := range h.run.Lines {

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// checkSteps follows the scheduled instants that a stepped bucket was credited.
+// checkSteps checks that the scheduled instants of a stepped bucket were credited in order, once each, and in time.
 func (h *bucketHistory) checkSteps(r *Result) {
 	credited, late := map[int64]bool{}, int64(0)
 	for i, w := range h.writes {
@@ -37,7 +37,8 @@ func (h *bucketHistory) checkSteps(r *Result) {
 			}
 			credited[o.Step] = true
 		}
-		// A replica that doesn't know the server's clock and the last instant yet credits none.
+		// A replica credits nothing while it doesn't know the server's clock and the last instant. So late counts refills
+		// after which an instant is overdue, and allows some.
 		late++
 		if next > o.Now-time.Second.Microseconds() {
 			late = 0
@@ -49,7 +50,7 @@ func (h *bucketHistory) checkSteps(r *Result) {
 	}
 }
 
-// checkStep judges one refill of a stepped bucket by the one before it.
+// checkStep checks one refill of a stepped bucket, given the outcome of the refill before it.
 func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o policy.Outcome) {
 	if o.Status != policy.StatusApplied && o.Status != policy.StatusSwitched {
 		return // see checkCredit
@@ -69,8 +70,9 @@ func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o polic
 	}
 }
 
-// creditedAgain reports whether an instant may come twice: on a clock that was put back, or where a server forgot a
-// credit and keeps the tokens that it had before, or no replica has detected it yet.
+// creditedAgain reports whether write i may credit an instant a second time. It may if the clock was stepped back. It
+// also may if a server forgot the credit, and either the policy keeps the tokens in a rollback, or no replica has
+// detected the rollback yet.
 func (h *bucketHistory) creditedAgain(t policy.Terms, i int) bool {
 	w := &h.writes[i]
 	noticed := slices.ContainsFunc(h.writes[:i], func(o write) bool {
@@ -82,8 +84,8 @@ func (h *bucketHistory) creditedAgain(t policy.Terms, i int) bool {
 	})
 }
 
-// crossings are the times, on the machine's clock, at which the server's clock reached instants of the bucket's
-// schedules, and how many tokens each brings. Those that a clock stepped over are no part of it: see faultSlack.
+// crossings returns the instants of the bucket's schedules that the server's clock reached from from to to, with the
+// machine's times and the numbers of tokens. It leaves out instants that a clock stepped over: see faultSlack.
 func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	for _, span := range h.clocks(from, to) {
 		server := func(at int64) int64 { return time.Unix(0, at).Add(span.ahead).UnixMicro() }
@@ -99,16 +101,16 @@ func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	return list
 }
 
-// stepTime is the longest time from the request to step a server's clock until it has stepped.
+// stepTime is the longest time from a request to step a server's clock until the clock has stepped.
 const stepTime = 500 * time.Millisecond
 
-// steady is a span in which the server's clock may have been ahead of the machine's by so much.
+// steady is a span in which the server's clock may have been ahead of the machine's clock by ahead.
 type steady struct {
 	from, to int64
 	ahead    time.Duration
 }
 
-// clocks are the spans in [from, to]: two overlap while the clock is being stepped.
+// clocks returns the spans of the server's clock in [from, to]. Two spans overlap while the clock is being stepped.
 func (h *bucketHistory) clocks(from, to int64) []steady {
 	list := []steady{{from, to, 0}}
 	faults := slices.Clone(h.faults)
@@ -126,12 +128,12 @@ func (h *bucketHistory) clocks(from, to int64) []steady {
 // crossing is an instant of a schedule.
 type crossing struct {
 	at      int64 // Unix ns on the machine's clock
-	instant int64 // Unix µs on the server's
+	instant int64 // Unix µs on the server's clock
 	n       float64
 }
 
-// uncredited are the tokens of the instants that had come by a time and had not been credited by the last refill
-// before it, or whose credit was forgotten.
+// uncredited returns the number of tokens of the instants before a time that the last refill before the time had not
+// credited. Instants whose credit was forgotten count too.
 func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 	credited := int64(0)
 	for i, w := range h.writes {
@@ -142,7 +144,7 @@ func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 		}
 	}
 	capacity, _, _ := h.limits()
-	most := 0.0 // as many instants are kept as fill the bucket, the last of them perhaps in part
+	most := 0.0 // the instants that a refill credits later are at most as many as fill the bucket
 	for _, c := range list {
 		if c.at <= at && c.instant > credited {
 			n, most = n+c.n, max(most, capacity+c.n-1)
@@ -151,7 +153,7 @@ func (h *bucketHistory) uncredited(list []crossing, at int64) (n float64) {
 	return min(n, most)
 }
 
-// rolledBack counts the rollbacks before a time.
+// rolledBack returns the number of rollbacks that began before a time.
 func (h *bucketHistory) rolledBack(at int64) (n int) {
 	for _, f := range h.faults {
 		if f.Effect == record.Rollback && f.Start <= at {
@@ -161,8 +163,8 @@ func (h *bucketHistory) rolledBack(at int64) (n int) {
 	return n
 }
 
-// stepBefore returns the last instant that had been credited in the state after a rollback, which write i is the first
-// to continue; 0 if that is unknown.
+// stepBefore returns the last instant that had been credited in the state to which a rollback went back. Write i is the
+// first write after the rollback. It returns 0 if the instant is unknown.
 func (h *bucketHistory) stepBefore(i int) (step int64) {
 	first := h.writes[i].outcome
 	if first == nil {

@@ -1,5 +1,5 @@
-// Package verify judges a run only by its files. It starts no process and makes no calls. Each check states one promise
-// of the protocol. A Violation is evidence that a promise was broken.
+// Package verify judges a run by its files alone. It starts no process and makes no calls. Each check states one
+// promise of the protocol. A Violation is evidence that a promise was broken.
 package verify
 
 import (
@@ -13,64 +13,64 @@ import (
 
 // Names of the checks.
 const (
-	Window = "window" // the takes of any window fit in capacity, rate and stated slack
-	Index  = "index"  // each (era, index) is written once in one history of Redis
-	Credit = "credit" // each refill credits the elapsed time, capped, to within a token, and nothing twice
-	Steps  = "steps"  // each scheduled instant is credited, once, at its time
-	Loss   = "loss"   // what was lost comes back as on_loss says
-	// a server that forgot what a caller knows, and only such a server, begins a new era, as on_rollback says
+	Window = "window" // in any window, no more is taken than capacity, rate and the stated slack allow
+	Index  = "index"  // each (era, index) is written only once in one history of Redis
+	Credit = "credit" // each refill credits the elapsed time, up to a cap, to within a token; no time is credited twice
+	Steps  = "steps"  // each scheduled instant is credited once, at its time
+	Loss   = "loss"   // after a loss, a bucket gets the tokens that on_loss says
+	// Quarantine: a server begins a new era, as on_rollback says, if it forgot what a caller knows. Other servers don't.
 	Quarantine = "quarantine"
-	Order      = "order"  // era, index and fence never fall; a fence may with a new era
-	Stock      = "stock"  // tokens are from 0 to the capacity, of a strict bucket less what is held
-	Expiry     = "expiry" // buckets of templates expire, and no others
+	Order      = "order"  // era and index never fall; the fence falls only with a new era
+	Stock      = "stock"  // the tokens are from 0 to the capacity; in a strict bucket, outstanding tokens count too
+	Expiry     = "expiry" // the buckets of templates have an expiry, and no others
 	Linear     = "linear" // the calls have an order in which the model gives the same answers
 	Epochs     = "epochs" // a later term has a higher epoch
-	// refills go on within the stated time after a fault, and while it lasts if it spares a replica
+	// Resume: refills go on within the stated time after a fault. If the fault spares a replica, they go on during it.
 	Resume     = "resume"
-	Neighbours = "neighbours" // a bucket that can't be refilled delays no other, and is logged once
+	Neighbours = "neighbours" // a bucket that can't be refilled doesn't delay other buckets, and is logged once
 	Healthy    = "healthy"    // the system works before and after each fault
-	Substance  = "substance"  // the history holds enough to mean anything
-	Versions   = "versions"   // the highest version of a living replica is in force within a second
-	Once       = "once"       // a take that is made again under its request id is answered as the first time
-	Leave      = "leave"      // a take leaves what it is to leave
-	Degraded   = "degraded"   // while a server doesn't answer, takes are answered as the degraded mode says
-	Shadow     = "shadow"     // a bucket in shadow mode denies nothing
-	Fair       = "fair"       // a divided bucket gives each flow its part, whatever the others ask for
+	Substance  = "substance"  // the history is long enough to judge
+	Versions   = "versions"   // the highest version that a living replica has is in force within a second
+	Once       = "once"       // a repeated take with the same request id gets the same answer
+	Leave      = "leave"      // a take leaves the tokens that it must leave
+	Degraded   = "degraded"   // while the server doesn't answer, takes get the answers that the degraded mode says
+	Shadow     = "shadow"     // a bucket in shadow mode doesn't deny any take
+	Fair       = "fair"       // a divided bucket gives each flow its part, even if other flows ask for more
 	Keys       = "keys"       // a template has no more buckets than its max_keys
 )
 
 // Violation is a broken promise.
 type Violation struct {
 	Check  string
-	Key    string // the bucket; empty for the whole system
+	Key    string // the bucket; empty if the promise is about the whole system
 	Detail string
 }
 
 func (v Violation) String() string { return fmt.Sprintf("%s: %s: %s", v.Check, v.Key, v.Detail) }
 
-// Gap is what one fault did to one bucket's refills.
+// Gap is the pause that one fault caused in the refills of one bucket.
 type Gap struct {
 	Fault  string
 	Key    string
-	Resume time.Duration // from the fault's end to the next refill that wrote
-	Worst  time.Duration // longest stretch without such a refill that overlaps the fault, on the machine's clock
+	Resume time.Duration // time from the fault's end to the next refill that wrote; -1 if there was none
+	Worst  time.Duration // longest time between two refills that wrote and that overlaps the fault
 }
 
-// Result is what the verifier found.
+// Result is the result of judging a run.
 type Result struct {
 	Violations []Violation
-	Remarks    []string // what could not be decided, and why
-	Ops        int
-	Refills    int
-	Writes     int // refills that wrote
-	Decided    int // buckets whose linearizability was decided
+	Remarks    []string // questions that could not be decided, with the reasons
+	Ops        int      // calls of clients
+	Refills    int      // refill calls
+	Writes     int      // refills that wrote
+	Decided    int      // buckets that were found linearizable
 	Gaps       []Gap
-	Slack      float64 // most of the window check's allowance that was used, 0 to 1, over all buckets
-	Hidden     int     // writes that were made, and not answered
-	Versions   int     // readings of a bucket by which the version in force was judged
+	Slack      float64 // largest part of the bound of the window check that any bucket used; 1 is all of it
+	Hidden     int     // writes without a known reply
+	Versions   int     // samples by which the version in force was judged
 }
 
-// Broken lists the checks that failed, each once.
+// Broken returns the names of the checks that failed, each once.
 func (r *Result) Broken() []string {
 	var names []string
 	for _, v := range r.Violations {
@@ -98,7 +98,7 @@ func (r *Result) remark(format string, args ...any) {
 	r.Remarks = append(r.Remarks, fmt.Sprintf(format, args...))
 }
 
-// Dir judges the run in a directory. An error means that its files can't be read.
+// Dir judges the run in a directory. It fails if the files can't be read.
 func Dir(dir string) (*Result, error) {
 	run, err := record.Load(dir)
 	if err != nil {
@@ -119,7 +119,7 @@ func Dir(dir string) (*Result, error) {
 	return r, nil
 }
 
-// check makes the checks that go with the bucket's kind.
+// check makes the checks that are made for the bucket's kind.
 func (h *bucketHistory) check(r *Result) {
 	h.checkSubstance(r)
 	h.checkWindow(r)
@@ -128,7 +128,7 @@ func (h *bucketHistory) check(r *Result) {
 	h.checkFair(r)
 	h.checkKeys(r)
 	if h.bucket.Kind == record.Lazy {
-		return // no replica refills it, and nothing of it is known but the replies to its takes
+		return // replicas don't refill it, and only the replies to its takes are recorded
 	}
 	h.checkIndex(r)
 	if h.bucket.Kind == record.Pooled || h.bucket.Overridden {
@@ -150,7 +150,8 @@ func (h *bucketHistory) check(r *Result) {
 	}
 }
 
-// checkEpochs checks the terms in the order in which they began. A replica that was stopped may report its term late.
+// checkEpochs checks that the epochs rise in the order in which the terms began. A replica that was paused may log the
+// beginning of its term late, so it is excused.
 func checkEpochs(run *record.Run, r *Result) {
 	leads := slices.Clone(run.Leads)
 	slices.SortStableFunc(leads, func(a, b record.Lead) int {

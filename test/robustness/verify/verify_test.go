@@ -19,10 +19,10 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/verify"
 )
 
-// story is a run on a simulated server: the model on a clock of its own.
+// story is the record of a run on a simulated server: the model, with a simulated clock.
 type story struct {
 	record.Run
-	log string // of replica r0
+	log string // the log of replica r0
 }
 
 const start = 1_800_000_000_000_000_000
@@ -35,14 +35,15 @@ var (
 	full    = policy.Policy{Capacity: 300, Rate: policy.PerSecond(33), OnLoss: policy.LossFull}
 )
 
-// simulate simulates five seconds: a replica that refills, another that loses, and a consumer that takes what it gets.
+// simulate simulates five seconds with a replica that refills, a second replica that always comes too late, and a
+// consumer that takes all tokens that it can get.
 func simulate(t *testing.T, p policy.Policy) *story {
 	t.Helper()
 	return simulateWith(t, p, func(int64, *policy.Bucket) (int64, bool) { return 0, false })
 }
 
-// simulateWith is simulate with a function strange. For each millisecond strange returns how far the server's clock is
-// ahead, in µs, and whether all replies are lost. It may change the bucket, too.
+// simulateWith is like simulate, but calls strange every five milliseconds. strange returns how far the server's clock
+// is ahead, in µs, and whether all replies are lost. It may change the bucket, too.
 func simulateWith(t *testing.T, p policy.Policy,
 	strange func(ms int64, b *policy.Bucket) (ahead int64, unseen bool)) *story {
 	t.Helper()
@@ -116,7 +117,7 @@ func write[T any](t *testing.T, path string, records []T) {
 	require.NoError(t, w.Close())
 }
 
-// judge writes the story down and has its files judged.
+// judge writes the files of the story and judges them.
 func (s *story) judge(t *testing.T) *verify.Result {
 	t.Helper()
 	dir := t.TempDir()
@@ -140,7 +141,7 @@ func (s *story) judge(t *testing.T) *verify.Result {
 	return result
 }
 
-// write finds the n-th refill that wrote.
+// write returns the n-th refill that wrote, from 0.
 func (s *story) write(n int) *record.Refill {
 	for i := range s.Refills {
 		if o := s.Refills[i].Outcome; o != nil && o.Status.Wrote() {
@@ -153,12 +154,12 @@ func (s *story) write(n int) *record.Refill {
 	return nil
 }
 
-// forbid forbids a bucket's keys to all clients from the first second to the second.
+// forbid changes the story's fault: it forbids the keys of a bucket, from one second to two seconds after the start.
 func (s *story) forbid(key string) {
 	s.Faults[0].Effect, s.Faults[0].Key = record.Forbid, key
 }
 
-// silence drops the refills of a span.
+// silence removes the refills of a span from the record.
 func (s *story) silence(from, to int64) {
 	s.Refills = slices.DeleteFunc(s.Refills, func(f record.Refill) bool { return f.Sent > from && f.Sent < to })
 }
@@ -196,8 +197,8 @@ func TestATakeThatWasSentBeforeALossMayHaveComeAfterIt(t *testing.T) {
 	}
 }
 
-// Two hidden writes in a row, of which the second begins an era, leave a gap in the index and nothing else. What comes
-// after is not decided.
+// There are two hidden writes in a row, and the second begins an era. They leave no trace except a gap in the index. So
+// the order of later calls is not decided.
 func TestWritesThatLeaveNoTraceAreNotJudged(t *testing.T) {
 	t.Parallel()
 	s := simulateWith(t, smooth, func(ms int64, _ *policy.Bucket) (int64, bool) {
@@ -219,14 +220,14 @@ func TestWritesThatLeaveNoTraceAreNotJudged(t *testing.T) {
 	require.Len(t, result.Remarks, 1)
 }
 
-// The bucket keeps its tokens in a rollback that forgets the credit of an instant, and is credited it again: what is
-// taken afterwards is more than the capacity, and no violation.
+// A rollback forgets the credit of an instant, but the bucket keeps its tokens. The instant is credited again, and then
+// more than the capacity is taken. That is no violation.
 func TestAnInstantWhoseCreditWasForgottenMayBeTakenAgain(t *testing.T) {
 	t.Parallel()
 	kept := stepped
 	kept.OnRollback = policy.RollbackKeep
 	var old policy.Bucket
-	credits, back := 0, int64(0) // the rollback is right after the fourth credit, to right after the third
+	credits, back := 0, int64(0) // right after the fourth credit, the state goes back to right after the third credit
 	s := simulateWith(t, kept, func(ms int64, b *policy.Bucket) (int64, bool) {
 		if ms%100 == 5 && b.Control != nil && (old.Control == nil || old.Control.Step < b.Control.Step) && back == 0 {
 			credits++
@@ -293,7 +294,7 @@ func TestEachForgedRecordIsCaught(t *testing.T) {
 		{verify.Healthy, func(s *story) { s.Health[1].OK = false }},
 		{verify.Healthy, func(s *story) { s.Health = nil }},
 		{verify.Substance, func(s *story) { s.Samples = nil }},
-		{verify.Quarantine, func(s *story) { // nothing was lost
+		{verify.Quarantine, func(s *story) { // a rollback is reported, but the server forgot nothing
 			s.write(20).Outcome.Status = policy.StatusRolledBack
 			s.write(20).Outcome.Tokens, s.write(20).Outcome.Added = 0, 0
 		}},
@@ -340,8 +341,8 @@ func TestAStarvedFlowIsNoticed(t *testing.T) {
 	require.NotContains(t, s.judge(t).Broken(), verify.Fair, "what another bucket denies says nothing of this one")
 }
 
-// TestWhatTheRecordDoesNotReachIsNotJudged has a fault end so shortly before the record does that refills may go on
-// afterwards.
+// TestWhatTheRecordDoesNotReachIsNotJudged ends a fault shortly before the end of the record. So refills may have gone
+// on in time after the record ended.
 func TestWhatTheRecordDoesNotReachIsNotJudged(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, smooth)
@@ -350,8 +351,8 @@ func TestWhatTheRecordDoesNotReachIsNotJudged(t *testing.T) {
 	require.NotContains(t, s.judge(t).Broken(), verify.Resume)
 }
 
-// TestAFullBucketIsNoForbiddenNeighbour has two of three refills of a template's bucket fail to come while another
-// bucket is forbidden. No replica refills a full one.
+// TestAFullBucketIsNoForbiddenNeighbour drops two of three refills of a template's bucket while another bucket is
+// forbidden. That is a violation, unless the bucket is full: no replica refills a full one.
 func TestAFullBucketIsNoForbiddenNeighbour(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, smooth)
@@ -369,7 +370,7 @@ func TestAFullBucketIsNoForbiddenNeighbour(t *testing.T) {
 }
 
 // TestRefillsThatWereLateBeforeAreLateBesideAForbiddenBucket drops two of three refills while another bucket is
-// forbidden, and for as long before: the machine is short of time.
+// forbidden. That is a violation, unless the refills were as rare before: then the machine was slow.
 func TestRefillsThatWereLateBeforeAreLateBesideAForbiddenBucket(t *testing.T) {
 	t.Parallel()
 	for from, late := range map[int64]bool{start + 2e9: true, start: false} {
@@ -383,10 +384,10 @@ func TestRefillsThatWereLateBeforeAreLateBesideAForbiddenBucket(t *testing.T) {
 	}
 }
 
-// Lies about buckets of other kinds.
+// This test is like TestEachForgedRecordIsCaught, for other kinds of buckets.
 func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 	t.Parallel()
-	moved := func(s *story, n int) *policy.Outcome { // the n-th refill that credited an instant
+	moved := func(s *story, n int) *policy.Outcome { // returns the n-th refill that credited an instant
 		for i := 1; ; i++ {
 			if o := s.write(i).Outcome; o.Added+o.Clamped > 0 {
 				n--
@@ -404,7 +405,7 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 		{verify.Steps, stepped, func(s *story) { moved(s, 2).Added++ }},
 		{verify.Steps, stepped, func(s *story) { moved(s, 2).Step += 100_000 }},
 		{verify.Steps, stepped, func(s *story) { s.write(20).Outcome.Added += 200 }},
-		{verify.Steps, stepped, func(s *story) { // it stays at the first instant
+		{verify.Steps, stepped, func(s *story) { // the bucket stays at the first instant
 			first := s.write(0).Outcome.Step
 			for i := range 40 {
 				s.write(i).Outcome.Step = first
@@ -421,7 +422,7 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 			}
 		}},
 		{verify.Stock, strict, func(s *story) { s.Samples[0].Held = 301 - s.Samples[0].Tokens }},
-		{verify.Loss, full, func(s *story) { // and little came back
+		{verify.Loss, full, func(s *story) { // the tokens were evicted, and too few were added again
 			s.Faults[0] = record.Fault{Name: "evicted", Start: start + 1e9, End: start + 1e9, Effect: record.Lose, Key: "k",
 				Parts: []string{"tokens"}}
 		}},
@@ -439,7 +440,7 @@ func TestEachForgedRecordOfOtherKindsIsCaught(t *testing.T) {
 	}
 }
 
-// oneIsInferred judges the story and requires that it is true, with one write whose reply is unknown.
+// oneIsInferred judges the story. It requires that there is no violation, and that one hidden write was inferred.
 func (s *story) oneIsInferred(t *testing.T) {
 	t.Helper()
 	result := s.judge(t)
@@ -448,18 +449,18 @@ func (s *story) oneIsInferred(t *testing.T) {
 	require.Equal(t, 1, result.Decided, fmt.Sprint(result.Remarks))
 }
 
-// credited is the number of a refill that added tokens.
+// credited returns the index of a refill that added tokens.
 func (s *story) credited() int {
 	return slices.IndexFunc(s.Refills, func(f record.Refill) bool {
 		return f.Outcome != nil && f.Outcome.Status == policy.StatusApplied && f.Outcome.Added > 0 && f.Sent > start+1e9
 	})
 }
 
-// A clock that jumps passes over thousands of instants, of which as many are credited as fill the bucket: two of 60
-// tokens, though it holds 100, since consumers take between the two.
+// The server's clock jumps over thousands of instants. As many of them are credited as fill the bucket. Here these are
+// two instants of 60 tokens although the capacity is 100, because consumers take tokens between the two credits.
 func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	t.Parallel()
-	const jump = time.Hour + 300*time.Millisecond // which has none in the time that the verifier allows for the step
+	const jump = time.Hour + 300*time.Millisecond // no instant falls into the time that the verifier allows for the step
 	small := policy.Policy{Capacity: 100, Steps: stepped.Steps, StepTokens: 60}
 	s := simulateWith(t, small, func(ms int64, _ *policy.Bucket) (int64, bool) {
 		if ms < 450 {
@@ -473,8 +474,8 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	require.Greater(t, result.Slack, 0.85, "the bound is no looser than it must be")
 }
 
-// A take that finds a template's bucket missing from the active set begins its credit anew: a server that is back from
-// an older state may have lost the entry.
+// If a take finds that a template's bucket isn't in the active set, the bucket's credit begins anew. The entry may be
+// missing because a server lost it.
 func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
 	t.Parallel()
 	s := simulateWith(t, smooth, func(ms int64, b *policy.Bucket) (int64, bool) {
@@ -493,8 +494,8 @@ func TestABucketsCreditMayBeginAnewAfterALoss(t *testing.T) {
 	require.Empty(t, s.judge(t).Violations)
 }
 
-// A plain client that took the last token and one more holds K below 0 until it undoes that. Such a bucket is full, and
-// keeps no carry, that much below its capacity: 300 come to -1 tokens, and leave 299.
+// A plain client takes more tokens than there are, and leaves -1 until it undoes that. Then a refill adds 300 tokens,
+// and the bucket has 299. That counts as full, so the bucket keeps no carry.
 func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
 	t.Parallel()
 	const jump = 902123 * time.Microsecond // with 100 ms, 333.7 tokens are due
@@ -507,7 +508,7 @@ func TestABucketFilledFromBelowZeroKeepsNoCarry(t *testing.T) {
 		}
 		return jump.Microseconds(), false
 	})
-	s.Meta.Buckets[0].Linear = false // the plain client's take is no call of the record
+	s.Meta.Buckets[0].Linear = false // the record doesn't have the plain client's take
 	s.Faults = []record.Fault{{Name: "clock", Start: start + 496e6, End: start + 499e6, Effect: record.Clock, Jump: jump}}
 	filled := s.write(5).Outcome
 	require.Equal(t, []int64{299, 300, 0}, []int64{filled.Tokens, filled.Added, filled.Carry})
@@ -527,7 +528,7 @@ func TestALostAnswerIsInferred(t *testing.T) {
 	s.oneIsInferred(t)
 }
 
-// A replica is killed as it credits an instant: what it asked for is in no log, and its write is inferred with the
+// A replica is killed while it credits an instant. Its last call is in no file. The write is inferred, with the
 // instant.
 func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 	t.Parallel()
@@ -539,8 +540,8 @@ func TestTheLastCallOfAKilledReplicaMayHaveCreditedAnInstant(t *testing.T) {
 	s.oneIsInferred(t)
 }
 
-// Of two calls without an answer that carried the same version the one that credits the instant was made, after its
-// caller had given up.
+// Two calls with the same version have no answer. One of them credited an instant, after its caller had given up. The
+// write of that call is inferred.
 func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, stepped)
@@ -559,7 +560,7 @@ func TestALateWriteIsInferredWithItsInstant(t *testing.T) {
 	s.oneIsInferred(t)
 }
 
-// Of two calls without a reply that found no bucket, the one that may create a new one did.
+// Three calls without a reply found no bucket. The one that may create a new bucket made the write.
 func TestALateWriteThatCreatesABucketIsInferred(t *testing.T) {
 	t.Parallel()
 	s := simulate(t, smooth)

@@ -7,14 +7,15 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// inForce is how soon the highest version of a living replica is in force.
+// inForce is the time within which the highest version that a living replica has must be in force.
 const inForce = time.Second
 
-// starts is how long a replica that starts needs to connect.
+// starts is how long a replica may need to connect after its start.
 const starts = 2 * time.Second
 
-// checkVersions finds buckets under an earlier version than that of a replica which has lived undisturbed for long
-// enough. A template's consumers have to read another version first, and a full bucket without takes waits.
+// checkVersions checks that each sample has a version not lower than the version of any replica that has run
+// undisturbed for long enough. It skips the buckets of templates: their consumers have to read a new version first, and
+// a full bucket gets it only with the next take.
 func (h *bucketHistory) checkVersions(r *Result) {
 	if h.bucket.Kind != record.Configured && h.bucket.Kind != record.Foreign {
 		return
@@ -38,11 +39,11 @@ func (h *bucketHistory) checkVersions(r *Result) {
 	}
 }
 
-// roundTrips is how many round trips it may take until a version is in force.
+// roundTrips is how many round trips may pass until a version is in force.
 const roundTrips = 4
 
-// highest is the highest version of a replica that had it all the time from since to until, and was not disturbed; 0 if
-// there is none.
+// highest returns the highest version that a replica had from since to until, and the name of that replica. Only
+// replicas that were not disturbed in this span count. If there is none, the version is 0.
 func (h *bucketHistory) highest(since, until int64) (version int64, replica string) {
 	latest := map[string]record.Reading{}
 	for _, f := range h.run.Files {

@@ -10,30 +10,34 @@ import (
 	"github.com/tokenrefill/refiller/test/robustness/record"
 )
 
-// span is a number of tokens and when they were moved: somewhere between from and to.
+// span is a number of tokens that were moved at some time between from and to.
 type span struct {
 	from, to int64
 	n        float64
 }
 
-// giveBack is when the SDK has given back what an abandoned take got, with time to spare.
+// giveBack is the time within which the SDK certainly has returned the tokens of an abandoned take.
 const giveBack = 3 * time.Second
 
-// checkWindow bounds the tokens taken in every window [s, t]:
+// checkWindow checks the number of tokens that were taken in every window [s, t]:
 //
-//	taken in it for certain ≤ C + G(t) − G(s) + late(s) + 1 + returned in it perhaps + fault slack
+//	taken(s, t) ≤ C + G(t) − G(s) + late(s) + 1 + returned(s, t) + fault slack
 //
-// G is what falls due: R a second, and the tokens of each scheduled instant. late(s) is what fell due before s and may
-// have been credited after: R·min(τ(s), e), with τ(s) the gap between refills that s falls into, since a refill cannot
-// know that the bucket was full until a moment ago, and the instants that had not been credited.
+// The terms are:
+//   - taken are the tokens that were certainly taken in the window. A take counts if its call was made at or after s,
+//     and its answer came by t.
+//   - C is the capacity.
+//   - G is the number of tokens that have fallen due: R a second, and the tokens of each scheduled instant.
+//   - late(s) are the tokens that fell due before s and may have been credited after s. They are R·min(τ(s), e), and
+//     the tokens of instants that were not credited yet. τ(s) is the gap between the refills around s: a refill can't
+//     know that the bucket was full until a moment ago. e is the longest time that a refill credits.
+//   - returned are the tokens that were perhaps added in the window.
 //
-// A take counts if it was called at or after s and answered by t. Tokens that are added count if they may have been
-// added in the window. So a slow reply never makes a violation, and an unknown one never hides that others are too
-// many.
+// So a slow or an unknown reply never makes a violation.
 func (h *bucketHistory) checkWindow(r *Result) {
 	capacity, rate, e := h.limits()
 	if !h.bucket.Strict() {
-		capacity += float64(h.bucket.Blocks) // what consumers held in leases when the window began
+		capacity += float64(h.bucket.Blocks) // consumers may hold so many in leases when the window begins
 	}
 	takes, adds := h.moves()
 	adds = append(adds, h.faultSlack(rate, e)...)
@@ -78,7 +82,7 @@ func (h *bucketHistory) checkWindow(r *Result) {
 			continue
 		}
 		worst, at := tree.max(position(s), len(ends))
-		taken := worst + due(s) // less what fell due in the window
+		taken := worst + due(s) // taken tokens, less the tokens that fell due in the window
 		late := rate*min(h.gapAt(s), e) + h.uncredited(instants, s)
 		allowed := capacity + late + 1
 		r.Slack = max(r.Slack, taken/allowed)
@@ -91,15 +95,16 @@ func (h *bucketHistory) checkWindow(r *Result) {
 	}
 }
 
-// moves are the tokens that were taken for certain, and those that may have come back.
+// moves returns the tokens that were certainly taken, and the tokens that may have been added.
 func (h *bucketHistory) moves() (takes, adds []span) {
 	for _, op := range h.counted() {
-		if op.Taken > 0 { // of a settlement, what was used beyond the reservation
+		if op.Taken > 0 { // for a settlement, these are the tokens used beyond the reservation
 			takes = append(takes, span{op.Call, op.Return, float64(op.Taken)})
 		}
 		switch {
 		case op.Kind == record.Add:
-			// By the index no other client adds for that time: see the package's README.
+			// These replace a refill: see the package's README. The client increments the index, so no replica credits the
+			// same time.
 		case op.Kind == record.Lapse:
 			adds = append(adds, span{op.Call, math.MaxInt64, float64(op.N)})
 		case op.Kind == record.Return || op.Kind == record.Settle || op.Kind == record.Grant || op.Kind == record.Reset:
@@ -111,14 +116,14 @@ func (h *bucketHistory) moves() (takes, adds []span) {
 				adds = append(adds, back)
 			}
 		case op.Result == record.Unknown && !h.bucket.Linear:
-			// The SDK returns the tokens of a take without a waiting caller.
+			// The SDK returns the tokens of a take if the caller has given up.
 			adds = append(adds, span{op.Call, op.Return + int64(giveBack), float64(op.N)})
 		}
 	}
 	return takes, adds
 }
 
-// counted are the operations, those of one request id as one: its tokens were taken at one of them.
+// counted returns the operations. It merges the operations with one request id: only one of them took the tokens.
 func (h *bucketHistory) counted() (ops []record.Op) {
 	first := map[string]int{}
 	for _, op := range h.ops {
@@ -138,7 +143,7 @@ func (h *bucketHistory) counted() (ops []record.Op) {
 	return ops
 }
 
-// gapAt is the time between the refills around an instant, in seconds.
+// gapAt returns the time between the refills around an instant, in seconds.
 func (h *bucketHistory) gapAt(s int64) float64 {
 	gap := int64(0) // µs
 	for i, w := range h.writes {
@@ -146,8 +151,8 @@ func (h *bucketHistory) gapAt(s int64) float64 {
 		if w.outcome != nil {
 			elapsed = w.outcome.Elapsed
 		}
-		// The answer to a pool's agent is in no record, and some were lost: the writes between these two may have been
-		// one that credited all of the time between.
+		// A write between these two may be missing, because the record doesn't have the answers to a pool's agent, or because
+		// an answer was lost. That write may have credited all of the time between them.
 		if i > 0 && (w.outcome == nil || w.version.Index > h.writes[i-1].version.Index+1) {
 			elapsed = max(elapsed, w.now-h.writes[i-1].now)
 		}
@@ -158,7 +163,7 @@ func (h *bucketHistory) gapAt(s int64) float64 {
 	return float64(gap) / 1e6
 }
 
-// faultSlack is what each fault may add, by the formula that the protocol states for it.
+// faultSlack returns the tokens that each fault may add, by the formulas that the protocol states.
 func (h *bucketHistory) faultSlack(rate, e float64) []span {
 	var slack []span
 	capacity, _, _ := h.limits()
@@ -166,13 +171,13 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 	for _, f := range h.faults {
 		switch f.Effect {
 		case record.Clock:
-			if f.Jump > 0 { // the jump is credited as if it were time, up to the cap; instants, one a call
+			if f.Jump > 0 { // the jump is credited like time
 				slack = append(slack, span{f.Start, f.End + int64(h.run.Meta.Resume), h.credited(f.Jump, rate, e)})
 			}
-			if templated && f.Jump > 0 { // its time is over, and it is created again
+			if templated && f.Jump > 0 { // the bucket's key expires, and the next take creates the bucket again
 				slack = append(slack, span{f.Start, math.MaxInt64, capacity})
 			}
-		case record.Rollback: // only what was taken and is forgotten
+		case record.Rollback: // at most the tokens of the takes that the server forgot
 			forgotten := 0.0
 			for _, op := range h.ops {
 				if op.Kind != record.Return && op.Return >= f.Start && op.Call <= f.End {
@@ -193,8 +198,8 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 		return slack
 	}
 	for _, w := range h.writes[min(1, len(h.writes)):] {
-		// A bucket that was lost is new again, with its initial tokens, if every caller is: no caller that remembered it
-		// called later.
+		// A lost bucket is created with its initial tokens if the caller doesn't remember the bucket. This is allowed only
+		// if no caller that remembered it made a call later.
 		if o := w.outcome; o != nil && o.Status == policy.StatusInitialised && w.call.Version.Era == 0 &&
 			!h.rememberedAfter(w) {
 			slack = append(slack, span{w.from, w.to, float64(o.Tokens)})
@@ -203,22 +208,22 @@ func (h *bucketHistory) faultSlack(rate, e float64) []span {
 	return slack
 }
 
-// credited is what a clock that jumps forward brings at most.
+// credited returns the largest number of tokens that a forward jump of the clock brings.
 func (h *bucketHistory) credited(jump time.Duration, rate, e float64) float64 {
 	capacity, _, _ := h.limits()
 	if h.bucket.Kind == record.Lazy {
 		return min(rate*jump.Seconds(), capacity)
 	}
 	n := 0.0
-	for fence := range h.steps { // as many instants as fill the bucket, of which consumers take between the credits
+	for fence := range h.steps { // all credited instants count, because consumers take between the credits
 		t := h.policies[fence]
 		n = max(n, float64((t.Capacity+t.Tokens-1)/t.Tokens*t.Tokens))
 	}
 	return n + rate*min(jump.Seconds(), e)
 }
 
-// rememberedAfter reports whether a caller that had known the bucket before came after it was created as a new one. One
-// whose configuration is older than the bucket's was brings no policy, and creates nothing.
+// rememberedAfter reports whether a caller that remembered the lost bucket made a call after write w created the
+// bucket. Calls without a policy don't count, because they can't create a bucket.
 func (h *bucketHistory) rememberedAfter(w write) bool {
 	for _, f := range h.refills {
 		if f.Era > 0 && f.Terms != "" && f.Era < w.version.Era && f.Sent > w.from {
@@ -235,7 +240,7 @@ func (h *bucketHistory) anyPolicy() policy.Terms {
 	return policy.Terms{}
 }
 
-// maxTree holds numbers to which ranges can add, and knows the largest of a range.
+// maxTree is a segment tree of numbers. It can add to all numbers of a range, and find the largest number of a range.
 type maxTree struct {
 	n         int
 	most, lag []float64
@@ -283,7 +288,7 @@ func (t *maxTree) addIn(node, lo, hi, from, to int, v float64) {
 	t.most[node], t.at[node] = t.most[best]+t.lag[node], t.at[best]
 }
 
-// max is the largest of the numbers from, ..., to−1, and where it is.
+// max returns the largest of the numbers from, ..., to−1, and its position.
 func (t *maxTree) max(from, to int) (float64, int) { return t.maxIn(1, 0, t.n, from, to) }
 
 func (t *maxTree) maxIn(node, lo, hi, from, to int) (float64, int) {
