@@ -215,7 +215,7 @@ doesn't have: 6379, or those given. dict "top" . "env" .Values.extraEnv */ -}}
 
 {{- /* The files of refiller's container. */ -}}
 {{- define "refiller.volumeMounts" -}}
-# A directory, not a subPath, which Kubernetes would never update.
+# A directory: Kubernetes never updates a subPath.
 - {name: config, mountPath: /etc/refiller, readOnly: true}
 {{- range $name, $secret := .Values.secrets }}
 {{- if $secret }}
