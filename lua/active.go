@@ -59,7 +59,7 @@ func (s Shard) failed(err error) error {
 	return fmt.Errorf("refiller: active set: %w", err)
 }
 
-// CountResult is how many names a shard holds, or an error.
+// CountResult is the number of names in a shard, or an error.
 type CountResult struct {
 	Count int64
 	Err   error
@@ -79,8 +79,9 @@ func Counts(ctx context.Context, rdb redis.UniversalClient, shards []Shard) []Co
 	return results
 }
 
-// Names reads a part of the names in a shard, about as many as most. The caller begins with cursor 0 and goes on with
-// next, until next is 0. A name that is in the shard all the time is returned at least once.
+// Names reads a part of the names in a shard. most is about the number of names to read. The caller begins with cursor
+// 0, and calls Names again with next as the cursor until next is 0. A name that is in the shard all the time is
+// returned at least once.
 func (s Shard) Names(ctx context.Context, c Client, cursor uint64, most int) (names []string, next uint64, err error) {
 	cmd := redis.NewScanCmd(ctx, nil, "sscan", s.key(), cursor, "count", most)
 	if err := c.Process(ctx, cmd); err != nil {
@@ -133,8 +134,8 @@ func (s Shard) Move(ctx context.Context, c Client, prefix string, names []string
 // OccupiedAtOnce is the most shards that one command checks. More would block the server for long.
 const OccupiedAtOnce = 1000
 
-// Occupied reports which of the shards hold names. It first sends one command for each OccupiedAtOnce shards, which on
-// a Cluster share a slot. Then it checks one by one the shards of those commands that found a name.
+// Occupied reports which of the shards hold names. It first sends commands for up to OccupiedAtOnce shards each. On a
+// Cluster, the shards of a command share a slot. If a command finds a name, Occupied then checks its shards one by one.
 func Occupied(ctx context.Context, rdb redis.UniversalClient, shards []Shard) ([]bool, error) {
 	groups := [][]int{} // shards that go in one command
 	_, cluster := rdb.(*redis.ClusterClient)
@@ -193,8 +194,8 @@ func exist(ctx context.Context, rdb redis.UniversalClient, shards []Shard, group
 }
 
 // RefillActive refills buckets of a shard, as RefillBatch does, but creates none of them. A bucket that is full
-// afterwards leaves the shard, and so does a name that is no bucket: see RefillResult.Left. Every few refills a bucket
-// gets a new expiry if less than half its life is left.
+// afterwards leaves the shard. A name that is no bucket leaves it, too. See RefillResult.Left. Every few refills a
+// bucket gets a new expiry if less than half its life is left.
 //
 // A single Redis does all of this in the script call of the refill. On a Cluster the shard is in another slot than its
 // buckets. So RefillActive changes the shard in further round trips: see leave.
@@ -242,8 +243,9 @@ func refillsPerCheck(t *policy.Terms) int64 {
 
 // leave removes names from a shard that is in another slot than its buckets. A concurrent take may have entered its
 // bucket just before the removal. So leave reads every bucket again after the removal, and enters those that aren't
-// full. It may fail in between. Then a full bucket stays in the shard until its next refill, or a bucket that isn't
-// full is missing from the shard until its next take that asks for the policy or is denied.
+// full. If nothing could be removed, a full bucket stays in the shard until its next refill. If leave fails after the
+// removal, a bucket that isn't full may be missing from the shard. Then the bucket's next take that asks for the policy
+// or is denied enters it.
 func leave(ctx context.Context, rdb redis.UniversalClient, s Shard, calls []RefillCall, gone []int,
 	results []RefillResult) {
 	if len(gone) == 0 {

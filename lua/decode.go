@@ -19,7 +19,7 @@ var (
 	// ErrMalformedBucket is returned when one of the bucket's keys holds
 	// something else, as when another program uses the same name.
 	ErrMalformedBucket = errors.New("refiller: malformed bucket")
-	// ErrOtherEra is returned when tokens of one era come back to another.
+	// ErrOtherEra is returned when tokens are given back in another era than that in which they were taken.
 	ErrOtherEra = errors.New("refiller: bucket is in another era")
 	// ErrInvalidAmount is returned for a number of tokens that can't be taken,
 	// returned or granted: it must be 1 to policy.MaxTokens.
@@ -91,7 +91,7 @@ func next[T any](r *Reply, what string) (v T) {
 // Int returns the next value, a number; 0 after a mismatch.
 func (r *Reply) Int() int64 { return next[int64](r, "a number") }
 
-// count reads a counter, which may be beyond what Lua's numbers hold exactly.
+// count reads a counter. It comes as a text, because Lua's numbers could not represent a large counter exactly.
 func (r *Reply) count() int64 {
 	text := next[string](r, "a count")
 	n, err := strconv.ParseInt(text, 10, 64)
@@ -138,7 +138,7 @@ func (r *Reply) fail(err error) error {
 type integerReply struct {
 	values []int64
 	read   int
-	bad    bool // the script never replies with a value that was read
+	bad    bool // a value was read that the script never returns
 }
 
 // next returns the next value; 0 after the last one.
@@ -150,7 +150,7 @@ func (r *integerReply) next() int64 {
 	return r.values[r.read-1]
 }
 
-// take returns the next n values; fewer at the end.
+// take returns the next n values, or fewer if the list ends before.
 func (r *integerReply) take(n int64) []int64 {
 	from := min(r.read, len(r.values))
 	r.read += int(min(max(n, 0), int64(len(r.values)+1)))
@@ -169,7 +169,7 @@ func (s *script) ask(ctx context.Context, c Client, keys []string, args []any, w
 	return open(v, keys, want...)
 }
 
-// askExisting is like ask, for a script that answers codeUnknown if none of its keys exists. While a slot moves, a
+// askExisting is like ask, for a script that returns codeUnknown if none of its keys exists. While a slot moves, a
 // Cluster doesn't run a script with missing keys. Then askExisting checks one by one whether the keys exist.
 func (s *script) askExisting(ctx context.Context, c Client, keys []string, args []any, want ...int64) (*Reply, int64,
 	error) {
@@ -224,7 +224,7 @@ func open(v any, keys []string, want ...int64) (*Reply, int64, error) {
 	return nil, code, r.fail(err)
 }
 
-// checkAmount refuses numbers with which a script would do the opposite: a negative take is an addition.
+// checkAmount refuses numbers that aren't from 1 to policy.MaxTokens. A script would add tokens for a negative take.
 func checkAmount(n int64) error { return checkFrom(1, n) }
 
 func checkFrom(least, n int64) error {

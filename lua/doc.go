@@ -13,9 +13,10 @@
 // # Exactly once
 //
 // A script that isn't idempotent must not run twice because its reply was lost. So every script is sent as a command
-// that go-redis does not retry, whatever the client's MaxRetries is. A script is sent again only after two replies,
-// which prove that it did not run: NOSCRIPT, after which it is sent with its source, and a Cluster's redirection. After
-// any other error the script may have run, and callers assume that it has.
+// that go-redis does not retry, whatever the client's MaxRetries is. A script is sent again only after a reply that
+// proves that it did not run. There are two such replies: after NOSCRIPT it is sent with its source, and after a
+// Cluster's redirection it is sent to the other server. After any other error the script may have run, and callers
+// assume that it has.
 //
 // All functions are safe for concurrent use if the client is. A context's deadline has an effect only if the client
 // observes it (redis.Options.ContextTimeoutEnabled), because the functions wait for the client.

@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// FlowTakes are the takes of a call from one divided bucket. They are made for its flows, one after the other, each all
-// or nothing.
+// FlowTakes are the takes that a call makes from one divided bucket, for its flows. They are made one after the other,
+// and each is all or nothing.
 type FlowTakes struct {
 	Key    string
 	Runs   []policy.FlowRun // at least one
@@ -32,8 +32,8 @@ type FlowTakesCall struct {
 	cmd     onceIntegers
 }
 
-// MaxFlowRuns is the largest number of runs for one bucket in a call. Redis can pass so many fields to one command of a
-// script.
+// MaxFlowRuns is the most runs for one bucket in a call. The script passes the fields of all of them to one command,
+// and Redis limits the number of a command's arguments.
 const MaxFlowRuns = 1000
 
 // Do makes the takes of up to MaxTakes buckets with different keys in one call. On a Cluster all keys are in one slot.
@@ -48,7 +48,7 @@ func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]
 	return doTakes(ctx, c, command, t.Read)
 }
 
-// Command returns the command of such a call, as TakesCall.Command does.
+// Command returns the command of a call that Do would make, as TakesCall.Command does.
 func (t *FlowTakesCall) Command(ctx context.Context, takes []FlowTakes, source bool) (redis.Cmder, error) {
 	t.takes = takes
 	if err := t.write(); err != nil {
@@ -59,7 +59,7 @@ func (t *FlowTakesCall) Command(ctx context.Context, takes []FlowTakes, source b
 	return t.cmd, nil
 }
 
-// Read decodes the answer to the command. err is the error with which the command ended.
+// Read decodes the reply to the command. err is the error with which the command ended.
 func (t *FlowTakesCall) Read(err error) ([]TakesReply, error) {
 	if err != nil {
 		return nil, fmt.Errorf("refiller: flows: %w", err)
@@ -171,7 +171,8 @@ func (f *flowFields) addTeams(flow string) {
 	}
 }
 
-// placesOf returns the places among the fields of a flow, of its team, and of the team above that; 1 for no team.
+// placesOf returns three places among the fields: the place of a flow, of its team, and of the team above that. If a
+// team doesn't exist, its place is 1, which is RootTeam's.
 func (f *flowFields) placesOf(flow string) (at, narrow, wide int) {
 	teams := policy.TeamsOf(flow)
 	slices.Reverse(teams)
@@ -199,7 +200,7 @@ const (
 	codeAllPaid  = 6
 )
 
-// readFlowTakes decodes the answer for a bucket.
+// readFlowTakes decodes the reply for a bucket.
 func readFlowTakes(r *integerReply, b *FlowTakes) TakesReply {
 	switch code := r.next(); code {
 	case codeAllMade, codeAllPaid:

@@ -14,8 +14,8 @@ const MaxKeyLen = 512
 // MaxKeyLen bytes, or has a closing brace.
 var ErrInvalidKey = errors.New("refiller: invalid key")
 
-// CheckKey reports whether key can name a bucket. A closing brace would end the
-// hash tag early and put the bucket's keys into different Cluster slots.
+// CheckKey returns an error if key can't name a bucket. A closing brace would end the hash tag early and put the
+// bucket's keys into different Cluster slots.
 func CheckKey(key string) error {
 	switch {
 	case key == "":
@@ -49,8 +49,9 @@ func LiveKey(key string) string { return "{" + key + "}:live" }
 // RequestKey returns the key under which the bucket remembers a request.
 func RequestKey(key, id string) string { return IndexKey(key) + requestInfix + id }
 
-// AliveKey returns the key of the set of a bounded template's buckets that are alive: their names, by the second in
-// which they expire. It can't be the key of a bucket.
+// AliveKey returns the key of the sorted set of a bounded template's buckets that are alive. A bounded template limits
+// the number of its buckets. The set has their names, ordered by the second in which they expire. Its key can't be the
+// key of a bucket.
 func AliveKey(prefix string) string { return "{refiller:alive:" + prefix + "}:keys" }
 
 // OverrideKey returns the key of the override of a template's bucket.
@@ -65,7 +66,7 @@ func UseKey(key string) string { return "{" + key + "}:use" }
 // LazyKey returns the key of a bucket of a lazy template.
 func LazyKey(key string) string { return "{" + key + "}:lazy" }
 
-// contents says what a key holds, by the part of the key that follows the name of the bucket.
+// contents describes what each kind of key holds. The kind is the part of the key after the closing brace.
 var contents = map[string]string{
 	"": "a whole number, the index", ":ctl": "the bucket's state", ":outstanding": "the bucket's reservations and leases",
 	":due": "when they end", ":live": "its consumers", ":lazy": "an instant", ":override": "a policy", ":set": "templates",
@@ -84,7 +85,7 @@ func contentOf(key string) string {
 	return contents[kind]
 }
 
-// bucketOf returns the name of the bucket of such a key.
+// bucketOf returns the name of the bucket to which a key of this package belongs.
 func bucketOf(key string) string {
 	if name, _, tagged := strings.Cut(key, "}"); tagged {
 		return name[1:]
@@ -133,6 +134,6 @@ var crcOf = func() (table [256]uint16) {
 	return table
 }()
 
-// ProbeKey returns a key that never exists. Clients ask about it to measure the round trip to a server. The keys of
-// many n are in many different slots.
+// ProbeKey returns a key that never exists. Clients read it to measure the round trip to a server. The keys of many n
+// are in many different slots.
 func ProbeKey(n int) string { return "refiller:probe:" + strconv.Itoa(n) }

@@ -6,14 +6,14 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// OperatorReply is the answer to an operator's action.
+// OperatorReply is the reply to an operator's action.
 type OperatorReply struct {
-	Tokens  int64 // held after it
+	Tokens  int64 // in the bucket after it
 	Clamped int64 // tokens asked for that the capacity could not hold
 	Version policy.Version
 }
 
-// Grant adds n tokens, 1 to policy.MaxTokens, up to the capacity.
+// Grant adds n tokens to the bucket, up to its capacity. n is 1 to policy.MaxTokens.
 func Grant(ctx context.Context, c Client, key string, n int64) (OperatorReply, error) {
 	if err := checkAmount(n); err != nil {
 		return OperatorReply{}, err
@@ -21,8 +21,8 @@ func Grant(ctx context.Context, c Client, key string, n int64) (OperatorReply, e
 	return grantScript.operate(ctx, c, key, n)
 }
 
-// Reset makes the bucket hold tokens, at most its capacity, and drops the
-// credit of the time up to now; a negative number means the capacity.
+// Reset sets the number of the bucket's tokens, at most to its capacity. A negative number means the capacity. Reset
+// also drops the credit of the time up to now.
 func Reset(ctx context.Context, c Client, key string, tokens int64) (OperatorReply, error) {
 	return resetScript.operate(ctx, c, key, max(-1, tokens))
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// OverridesKey is the key of the set of keys that may have policies of their own.
+// OverridesKey is the key of a set. It has the keys that may have an override.
 const OverridesKey = "{refiller:templates}:overrides"
 
 // Override returns the policy that overrides the template's for a key. It returns nil if the key has no override, or
@@ -42,12 +42,13 @@ func overrideOf(text string, err error) (*policy.Terms, error) {
 	}
 	t, err := policy.DecodeTerms(text)
 	if err != nil {
-		return nil, nil //nolint:nilerr // the scripts take it for none
+		return nil, nil //nolint:nilerr // the scripts ignore it, too
 	}
 	return &t, nil
 }
 
-// ErrNotOfTemplate is returned for a bucket that is configured, or a pool's, although a template matches its key.
+// ErrNotOfTemplate is returned for a bucket that the configuration declares, or that is a pool's, although a template
+// matches its key.
 var ErrNotOfTemplate = errors.New("refiller: bucket is not of a template")
 
 // Overrides is like Override for many keys, in one round trip.
@@ -70,7 +71,7 @@ type OverrideReply struct {
 	Had    bool          // the key had an override before
 	Terms  *policy.Terms // the override that the key has now; nil for none
 	Exists bool          // the bucket exists; a lazy bucket that is full doesn't
-	Tokens int64         // that the bucket holds under its new policy
+	Tokens int64         // in the bucket, under its new policy
 
 	Till int64 // of a bucket that isn't lazy: when it expires, in s, to be passed to Template.Enter; or 0
 }

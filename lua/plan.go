@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// PlanCall writes how one bucket is divided among its flows.
+// PlanCall is a call that writes a plan: how one bucket is divided among its flows.
 type PlanCall struct {
 	Key  string
 	Plan policy.Plan
@@ -20,7 +20,7 @@ type PlanCall struct {
 	Base policy.Version
 }
 
-// PlanResult is the answer to a PlanCall: an error, or the demand of the bucket's flows.
+// PlanResult is the reply to a PlanCall: an error, or the demand of the bucket's flows.
 type PlanResult struct {
 	// Stale reports that nothing was written. Either the plan of a later refill is in force, or the plan in force is not
 	// the one that Plan changes.
@@ -31,7 +31,7 @@ type PlanResult struct {
 	Err   error
 }
 
-// PlanBatch makes many such calls in one round trip. Each bucket has its own error. The results are in the order of the
+// PlanBatch makes many PlanCalls in one round trip. Each bucket has its own error. The results are in the order of the
 // calls.
 func PlanBatch(ctx context.Context, rdb redis.UniversalClient, calls []PlanCall) []PlanResult {
 	results := make([]PlanResult, len(calls))
@@ -81,7 +81,7 @@ func planArgs(c *PlanCall) []any {
 	return args
 }
 
-// readPlan decodes the answer for a bucket.
+// readPlan decodes the reply to the call for a bucket.
 func readPlan(v any, key string) PlanResult {
 	r, code, err := open(v, planKeys(key), codeDone, codeDenied)
 	if err != nil {

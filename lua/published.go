@@ -16,7 +16,7 @@ import (
 // bucket.
 const TemplatesKey = "{refiller:templates}:set"
 
-// Publication is the answer to a publication.
+// Publication is the result of PublishTemplates.
 type Publication struct {
 	OK     bool  // the set is now the published one
 	Before int64 // version of the set that was published before the call, -1 for none; if not OK, that set stays
@@ -67,8 +67,8 @@ func ReadTemplates(ctx context.Context, c Client, known string) (set *policy.Tem
 	return set, templatesID(text), nil
 }
 
-// EarlierTemplates reads the set of templates that the published one replaced: nil if there was none, or if it can't be
-// decoded.
+// EarlierTemplates reads the set of templates that the published set replaced. It returns nil if there was none, or if
+// it can't be decoded.
 func EarlierTemplates(ctx context.Context, c Client) (*policy.Templates, error) {
 	text, err := hget(ctx, c, TemplatesKey, "earlier")
 	if err != nil {

@@ -27,7 +27,7 @@ type Seen struct {
 	Last, Carry int64         // as in policy.Outcome
 }
 
-// RefillResult is the answer to one call of a batch: an outcome or an error.
+// RefillResult is the reply to one call of a batch: an outcome or an error.
 type RefillResult struct {
 	policy.Outcome
 	Seen Seen
@@ -62,7 +62,7 @@ func Refill(ctx context.Context, c Client, key string, call policy.Call) (policy
 
 // RefillBatch refills many buckets in one round trip. Each script call is for at most perCall buckets; perCall is at
 // least 1. On a Cluster only neighbours of one slot share a script call. The results are in the order of the calls.
-// Each bucket has an error of its own.
+// Each bucket has its own error.
 func RefillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillCall, perCall int) []RefillResult {
 	return refillBatch(ctx, rdb, calls, nil, perCall)
 }
@@ -97,9 +97,9 @@ func refillBatch(ctx context.Context, rdb redis.UniversalClient, calls []RefillC
 	return results
 }
 
-// refillWords returns the words of one script call; shard has the keys of the shard that the buckets belong to, if any.
-// Texts are passed as pointers. The client library sends the text to which a pointer points, and no text needs an
-// allocation.
+// refillWords returns the words of one script call; shard has the keys of the buckets' shard, if they belong to one.
+// Texts are passed as pointers, which spares an allocation for each: the client library sends the text to which a
+// pointer points.
 func refillWords(calls []RefillCall, shard []string) []any {
 	n, create := len(calls), policy.CreateLost
 	if len(shard) > 0 {
@@ -148,8 +148,8 @@ func refillWords(calls []RefillCall, shard []string) []any {
 // stateLen is the approximate length of a smooth bucket's state: see shared/bucket.lua.
 const stateLen = 48
 
-// writeSeen writes, for each bucket, the state that the caller last read, or the part of it that the caller remembers,
-// in the form that the script expects. The texts share one string.
+// writeSeen writes what the caller remembers of the state of each bucket, in the form that the script expects. It is
+// the complete state if Seen is set for the terms of the call. The texts share one string.
 func writeSeen(calls []RefillCall, seen []string) {
 	var all strings.Builder
 	all.Grow(stateLen * len(calls))
@@ -169,7 +169,7 @@ func writeSeen(calls []RefillCall, seen []string) {
 	}
 }
 
-// writePadded writes a number with spaces in front.
+// writePadded writes a number, with spaces in front of it up to the width.
 func writePadded(b *strings.Builder, n int64, width int) {
 	var text [20]byte
 	digits := strconv.AppendInt(text[:0], n, 10)
@@ -200,8 +200,8 @@ func decodeRefills(values []int64, calls []RefillCall, results []RefillResult) {
 	}
 }
 
-// decodeAsSeen reads the result for a bucket that was in the state that the caller remembered. tokens is the number
-// that it holds now.
+// decodeAsSeen reads the result for a bucket whose state was the one that the caller remembered. tokens is the number
+// of its tokens now.
 func decodeAsSeen(c *RefillCall, now, tokens int64, r *integerReply, result *RefillResult) {
 	*result = RefillResult{}
 	if c.Terms == nil || c.Seen.Terms != c.Terms {
@@ -277,9 +277,9 @@ func (c *RefillCall) inForce(o *policy.Outcome) bool {
 		o.Outstanding == 0 && o.Due == 0 && o.Debt == 0
 }
 
-// Add makes the refill of clients that share only tokens and index: it adds n tokens up to limit if the index is
-// expected, and returns the index after the call. The index doesn't show whether it added: the winner and the first
-// loser both get expected+1. See add.lua.
+// Add refills a bucket for clients that use only its tokens and its index. If the index is expected, it adds n tokens,
+// up to limit. It returns the index after the call. The index doesn't show whether tokens were added: the winner and
+// the first loser both get expected+1. See add.lua.
 func Add(ctx context.Context, c Client, key string, n, limit, expected int64) (int64, error) {
 	v, err := addScript.run(ctx, c, []string{TokensKey(key), IndexKey(key)}, n, limit, expected)
 	if err != nil {

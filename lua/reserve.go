@@ -13,7 +13,7 @@ import (
 // MaxIDLen is the longest id of a reservation or lease, in bytes.
 const MaxIDLen = 64
 
-// CheckID reports whether id can name a reservation or lease.
+// CheckID returns an error if id can't name a reservation or lease.
 func CheckID(id string) error {
 	if id == "" || len(id) > MaxIDLen {
 		return fmt.Errorf("%w %q: it has %d bytes; want 1 to %d", ErrInvalidID, id, len(id), MaxIDLen)
@@ -21,7 +21,7 @@ func CheckID(id string) error {
 	return nil
 }
 
-// CheckTTL reports whether tokens can be held for ttl.
+// CheckTTL returns an error if tokens can't be held for ttl.
 func CheckTTL(ttl time.Duration) error {
 	if ttl < policy.MinHold || ttl > policy.MaxHold {
 		return fmt.Errorf("%w: %s; want %s to %s", ErrInvalidTTL, ttl, policy.MinHold, policy.MaxHold)
@@ -39,7 +39,7 @@ type ReserveCall struct {
 	Flow    Flow // for which flow of the bucket
 }
 
-// ReserveReply is the answer to a reservation. It is the answer to a take, with Now always set, and the end of the
+// ReserveReply is the reply to a reservation. It has the reply to the take, whose Now is always set, and the end of the
 // reservation.
 type ReserveReply struct {
 	TakeReply
@@ -47,8 +47,8 @@ type ReserveReply struct {
 }
 
 // Reserve takes n tokens, all or nothing, and holds them until they are settled or the TTL is over. When the TTL is
-// over, the next reservation, settlement or lease of the bucket returns them, or a sweep. If the same call is sent
-// again while the reservation lasts, it takes nothing and has the same answer.
+// over, the next reservation, settlement, lease or sweep of the bucket returns them. If the same call is sent again
+// while the reservation lasts, it takes nothing and gets the same reply.
 //
 // The errors are those of Take, ErrInvalidID, ErrInvalidTTL, and ErrIDInUse if the id is in use for something else.
 func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (ReserveReply, error) {
@@ -85,19 +85,19 @@ func Reserve(ctx context.Context, c Client, key string, call ReserveCall) (Reser
 	return reply, r.End()
 }
 
-// SettleReply is the answer to a settlement.
+// SettleReply is the reply to a settlement.
 type SettleReply struct {
 	Now       int64 // the call, Unix µs on the server's clock
 	Remaining int64
-	Again     bool // the reservation was settled before, and this is the answer of that time
+	Again     bool // the reservation was settled before, and this is the reply of that time
 	policy.Settlement
 }
 
 // Settle ends a reservation with the number of tokens that were used, 0 to policy.MaxTokens. If it is sent again within
-// policy.HoldMemory, it changes nothing and has the same answer, even with another number.
+// policy.HoldMemory, it changes nothing and gets the same reply, even with another number.
 //
-// If the reservation was made for a flow, the flow gets the right back that it paid for the tokens that go back. It
-// pays for tokens that were used beyond the reservation.
+// If the reservation was made for a flow, the flow gets back the right that it paid for the returned tokens. If more
+// tokens were used than reserved, the flow pays for the others, too.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a lease's, ErrNotHeld, and those about the
 // bucket.
@@ -132,8 +132,8 @@ func settle(ctx context.Context, c Client, key, id string, used int64, divided b
 }
 
 // settleFlow makes the call of a settlement. The call has the keys of the plan if the bucket is divided, or if the
-// reply to a call without them says that the reservation is a flow's. It has none if the plan is on another server,
-// because a Cluster moves the bucket's slot.
+// reply to a call without them says that the reservation is a flow's. It doesn't have them while a Cluster moves the
+// bucket's slot and the plan is on another server.
 func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*Reply, error) {
 	keys := outstandingKeys(key)
 	if divided {
@@ -174,24 +174,24 @@ type LeaseCall struct {
 	ID   string // of 1 to MaxIDLen bytes, different for each block
 	Seq  int64  // 1 for the block's first call, one more with every further call
 	Keep int64  // tokens that the consumer still holds
-	Back int64  // tokens that it gives back; the rest of what it held is spent
+	Back int64  // tokens that it gives back; the other tokens that it held are spent
 	Want int64  // most tokens to add
 	TTL  time.Duration
 	Flow Flow // whose block it is
 }
 
-// LeaseReply is the answer to a LeaseCall.
+// LeaseReply is the reply to a LeaseCall.
 type LeaseReply struct {
 	Now       int64 // the call, Unix µs on the server's clock
 	Remaining int64 // in the bucket
-	Granted   int64 // added to the block, at most half of what the bucket held
+	Granted   int64 // added to the block, at most half of the bucket's tokens
 	Clamped   int64 // tokens given back that the full bucket could not hold
 	Era       int64 // of the bucket, and of all tokens of the block
 	Terms     *policy.Terms
 }
 
 // Lease takes, renews, gives back or ends a block of tokens. If the last call of a block is sent again, it changes
-// nothing and has the same answer. A block ends when nothing is left in it, or when its time is over. In the second
+// nothing and gets the same reply. A block ends when nothing is left in it, or when its time is over. In the second
 // case its tokens count as spent, because the consumer may have used them.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID and ErrInvalidTTL, ErrOtherEra and
@@ -244,8 +244,8 @@ type SweepResult struct {
 	Err                    error
 }
 
-// Sweep ends reservations and leases whose time is over, in one round trip. It ends at most most of them in each
-// bucket. The results are in the order of the keys.
+// Sweep ends reservations and leases whose time is over, in one round trip. most is the largest number of them that it
+// ends in each bucket. The results are in the order of the keys.
 func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most int) []SweepResult {
 	results := make([]SweepResult, len(keys))
 	if most < 1 {
@@ -276,7 +276,8 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 	return results
 }
 
-// SweepOne ends reservations and leases of one bucket whose time is over. It ends at most most of them.
+// SweepOne ends reservations and leases of one bucket whose time is over. most is the largest number of them that it
+// ends.
 func SweepOne(ctx context.Context, c Client, key string, most int) error {
 	_, _, err := sweepScript.ask(ctx, c, outstandingKeys(key), []any{most}, codeDone)
 	return err

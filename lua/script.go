@@ -90,7 +90,7 @@ var (
 	}
 )
 
-// once is a command that go-redis must not send a second time by itself.
+// once is a command that go-redis must not retry.
 type once struct{ *redis.Cmd }
 
 // NoRetry implements redis.Cmder.
@@ -111,9 +111,9 @@ func (s *script) command(ctx context.Context, words []any, source bool) once {
 	return command(ctx, withScript(words, verb, body))
 }
 
-// doTakes makes a call of takes. command returns the command with the script's hash or, if source is set, with its
-// source, which is needed if the server doesn't know the script. read reads the answer; err is the error of the
-// command.
+// doTakes makes a call of takes. command returns the command with the script's hash. If source is set, the command has
+// the script's source instead, for a server that doesn't know the script. read reads the reply; its argument is the
+// error of the command.
 func doTakes(
 	ctx context.Context, c Client, command func(source bool) (redis.Cmder, error),
 	read func(err error) ([]TakesReply, error),
@@ -177,8 +177,8 @@ func words(keys []string, args []any) []any {
 	return append(all, args...)
 }
 
-// withScript sets the first two words of a call. If they are set already, by an earlier attempt, it copies the words
-// and leaves those of the attempt as they are.
+// withScript sets the first two words of a call. If an earlier attempt has set them, withScript sets them in a copy,
+// because the words of that attempt must not change.
 func withScript(words []any, verb, body any) []any {
 	if words[0] != nil {
 		words = slices.Clone(words)
@@ -196,7 +196,7 @@ func (s *script) run(ctx context.Context, c Client, keys []string, args ...any) 
 	return cmd.Val(), nil
 }
 
-// send is like run, with the words of the call. command makes the command of them.
+// send is like run, but it is given the words of the call. command makes a command of the words.
 func send[C redis.Cmder](ctx context.Context, c Client, s *script, words []any,
 	command func(ctx context.Context, words []any) C) (cmd C, err error) {
 	for _, source := range []bool{false, true} {
@@ -280,7 +280,7 @@ func pipeline[C scriptCmd](ctx context.Context, rdb redis.UniversalClient, s *sc
 	return cmds, errs
 }
 
-// span is the range of buckets, of many, that one script call is for.
+// span is the range of the buckets of one script call, among many buckets. It excludes to.
 type span struct{ from, to int }
 
 // spansOf divides n buckets into spans of at most perCall neighbours. On a Cluster the buckets of a span are in one
@@ -315,7 +315,8 @@ func Refuses(err error) bool {
 }
 
 // EachAlone makes a call for many buckets, perCall of them in each script call. If the server refuses a script call
-// because of one bucket, EachAlone makes a call for each bucket of it, so that the others aren't held up.
+// because of one bucket, EachAlone repeats it with one call for each of its buckets, so that the other buckets aren't
+// held up.
 func EachAlone[C, R any](asked []C, perCall int, ask func(asked []C, perCall int) []R, failed func(*R) error) []R {
 	results := ask(asked, perCall)
 	var refused []int
@@ -343,7 +344,8 @@ func (s *script) pipelined(ctx context.Context, rdb redis.UniversalClient, n int
 	})
 }
 
-// each sends n commands in one round trip. Each then has its answer or an error: its own, or that of the round trip.
+// each sends n commands in one round trip. Each of them then has a reply or an error. The error is that of the command
+// or that of the round trip.
 func each[C redis.Cmder](ctx context.Context, rdb redis.UniversalClient, n int,
 	command func(p redis.Pipeliner, i int) C) (cmds []C, errs []error) {
 	cmds, errs = make([]C, n), make([]error, n)

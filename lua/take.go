@@ -16,13 +16,13 @@ type Refilled struct {
 	Now     int64 // the call, Unix µs on the server's clock
 }
 
-// TakeReply is the answer to a take.
+// TakeReply is the reply to a take.
 type TakeReply struct {
 	OK        bool
 	Taken     int64
 	Remaining int64
-	// Wait is set on a denial: how long until the tokens are due. It is
-	// negative if they never are, or if the bucket has no policy.
+	// Wait is set on a denial: the time until the tokens are due. It is negative if they will never be due, or if the
+	// bucket has no policy.
 	Wait time.Duration
 	// Terms is the policy in force; nil if the bucket has none, or if the take
 	// fit and didn't ask for it. Its GrantEra is 0 unless a grant is in force.
@@ -30,15 +30,15 @@ type TakeReply struct {
 	// Repeated reports that the tokens were taken by an earlier call of the same request. All fields but Terms are then
 	// those of that call.
 	Repeated bool
-	// Paid is, of a take for a flow, for how many of the tokens the flow paid with its right. ReturnPaid gives the right
-	// back.
+	// Paid is for a take of a flow: the number of tokens for which the flow paid with its right. ReturnPaid gives the
+	// right back.
 	Paid int64
 	Refilled
 }
 
 // Take takes n tokens, all or nothing; n is 1 to policy.MaxTokens. If withTerms is set, the reply has the policy even
 // if the take fits. A denial is a reply, not an error. The errors are ErrUnknownBucket, ErrMalformedBucket and
-// ErrInvalidAmount; then nothing was taken. Take is a TakesCall of one take.
+// ErrInvalidAmount; then nothing was taken. Take makes a TakesCall.
 func Take(ctx context.Context, c Client, key string, n int64, withTerms bool) (TakeReply, error) {
 	reply, err := takeRuns(ctx, c, Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Whole: withTerms,
 		Terms: withTerms})
@@ -96,24 +96,24 @@ func (r *Reply) refilled() Refilled {
 	return Refilled{Version: policy.Version{Era: r.Int(), Index: r.Int()}, Last: r.Int(), Now: r.Int()}
 }
 
-// micros returns a number of microseconds as a Duration; it saturates.
+// micros converts a number of microseconds to a Duration. It returns at least -1 µs, and at most the longest Duration.
 func micros(us int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Microsecond)
 	return time.Duration(min(max(us, -1), most)) * time.Microsecond
 }
 
-// ReturnReply is the answer to a return.
+// ReturnReply is the reply to a return.
 type ReturnReply struct {
 	Remaining int64
 	Clamped   int64 // tokens that the full bucket could not hold
 }
 
-// ReturnCall is tokens to give back.
+// ReturnCall describes the tokens of a return.
 type ReturnCall struct {
 	N   int64 // as for Take
 	Era int64 // in which they were taken; 0 for any
 	// Flow is the flow for which the tokens were taken. Paid is the number of tokens for which the flow paid with its
-	// right, which it gets back; 0 for none.
+	// right; 0 for none. The flow gets that right back.
 	Flow string
 	Paid int64
 }
@@ -153,7 +153,7 @@ func ReturnPaid(ctx context.Context, c Client, key string, call ReturnCall) (Ret
 	return reply, r.End()
 }
 
-// PeekReply is what a bucket holds.
+// PeekReply is the state of a bucket.
 type PeekReply struct {
 	Tokens int64
 	Wait   time.Duration // until the tokens asked about are due; negative as in TakeReply
@@ -163,7 +163,7 @@ type PeekReply struct {
 	Next   int64 // stepped: the instant to come, Unix µs
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or policy.Uncounted
+	Due         int64 // when the first of them ends, Unix µs; 0 if there is none; or policy.Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 
 	Lost  bool  // the key of the tokens is missing
@@ -171,8 +171,7 @@ type PeekReply struct {
 	Refilled
 }
 
-// Peek returns what the bucket holds and when n tokens are due. It writes
-// nothing.
+// Peek returns the state of the bucket, and the time until n tokens are due. It writes nothing.
 func Peek(ctx context.Context, c Client, key string, n int64) (PeekReply, error) {
 	r, _, err := peekScript.askExisting(ctx, c, bucketKeys(key), []any{n}, codeDone)
 	if err != nil {

@@ -28,7 +28,8 @@ type Demand struct {
 //
 // The replies are in the order of the demands. The OK of a reply reports whether the bucket has the tokens. If the
 // result ok is true, they were taken from each bucket that has them; the other buckets are in shadow mode. If ok is
-// false, nothing was taken. A bucket without a policy is ErrUnknownBucket, since nothing could be returned to it.
+// false, nothing was taken. The error for a bucket without a policy is ErrUnknownBucket, because nothing could be
+// returned to such a bucket.
 func TakeAll(ctx context.Context, c Client, demands []Demand) (ok bool, replies []TakeReply, err error) {
 	return takeAll(ctx, c, "", 0, demands)
 }
@@ -95,7 +96,7 @@ func takeAll(ctx context.Context, c Client, id string, memory time.Duration, dem
 	return decodeAll(r, code, id, demands)
 }
 
-// undivided returns the demands to be met in order of arrival, and reports whether some were not.
+// undivided returns the demands with Divided set to false, and reports whether it was true for any of them.
 func undivided(demands []Demand) (inOrder []Demand, changed bool) {
 	inOrder = slices.Clone(demands)
 	for i := range inOrder {

@@ -20,17 +20,15 @@ const (
 )
 
 var (
-	// ErrInvalidRequest is returned for a request id that is empty, longer than
-	// MaxRequestIDLen bytes, or has other characters than the printable ones of
-	// ASCII without the space; and for a memory that is out of range.
+	// ErrInvalidRequest is returned for a memory that is out of range, and for an invalid request id. An id has 1 to
+	// MaxRequestIDLen bytes, all of them printable ASCII characters other than the space.
 	ErrInvalidRequest = errors.New("refiller: invalid request id")
-	// ErrRequestReused is returned for a take whose request id took, or was to
-	// leave, another number of tokens before, or for another flow, or took of one
-	// bucket and now of several. Nothing was taken.
+	// ErrRequestReused is returned for a take whose request id was used for another take before. The takes differ in the
+	// number of tokens to take or to leave, in the flow, or in the buckets. Nothing was taken.
 	ErrRequestReused = errors.New("refiller: request id is in use for another take")
 )
 
-// CheckRequestID reports whether id can name a request.
+// CheckRequestID returns an error if id can't name a request.
 func CheckRequestID(id string) error {
 	if id == "" || len(id) > MaxRequestIDLen {
 		return fmt.Errorf("%w: it has %d bytes; want 1 to %d", ErrInvalidRequest, len(id), MaxRequestIDLen)
@@ -47,7 +45,7 @@ func CheckRequestID(id string) error {
 const requestInfix = ":req:"
 
 // TakeOnce makes a take for a request. If it is called several times with the same id, the tokens are taken once, and
-// each later call gets the answer of the call that took them. The id is remembered for memory, in whole milliseconds
+// each later call gets the reply of the call that took them. The id is remembered for memory, in whole milliseconds
 // from MinRequestMemory to MaxRequestMemory. The run is one take: its Count is 1, unless it is UpTo. A denial takes
 // nothing and is not remembered, so the request may be made again. The errors are those of Take, ErrInvalidRequest and
 // ErrRequestReused.
@@ -55,7 +53,8 @@ func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, mem
 	return TakeOnceFor(ctx, c, key, Flow{}, id, run, memory)
 }
 
-// TakeOnceFor is like TakeOnce, for a flow of the bucket. The same id for another flow is ErrRequestReused.
+// TakeOnceFor is like TakeOnce, for a flow of the bucket. If the id was used for another flow, the error is
+// ErrRequestReused.
 func TakeOnceFor(ctx context.Context, c Client, key string, flow Flow, id string, run policy.Run,
 	memory time.Duration) (TakeReply, error) {
 	n := run.N * run.Count

@@ -44,7 +44,7 @@ type Takes struct {
 	// Schedule is for a budget: the text of its schedule, from the Schedule of a reply. If it is empty, the call has the
 	// schedule that the template remembers.
 	Schedule string
-	// Swept is for a budget: the reservations and leases whose time is over were just swept.
+	// Swept is for a budget: the caller has just swept the reservations and leases whose time is over.
 	Swept bool
 
 	// Lazy is the policy of the template, if it is a lazy one. The takes of such a bucket are a call of their own, and
@@ -60,7 +60,7 @@ type Takes struct {
 type RunReply struct {
 	Taken int64         // how many of them were taken: the first ones
 	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
-	Paid  int64         // of a flow's: as in TakeReply, the tokens of its first takes
+	Paid  int64         // for a flow's run: as in TakeReply, for tokens of its first takes
 }
 
 // TakesReply is the result of the takes of one bucket.
@@ -72,10 +72,15 @@ type TakesReply struct {
 	// makes the takes again with it. If Ended is set, the caller sweeps the bucket and makes the takes again with Swept.
 	Schedule string
 	Ended    bool
-	// Of a Whole call.
-	Runs []RunReply // in the order of the call; nil if OK, but for those of flows that paid for some of the tokens only
-	Paid bool       // if OK and Runs is nil: flows paid for all of the tokens with their rights; otherwise for none
-	// Terms is set if not OK, or asked for; nil if the bucket has none. Its GrantEra is 0 unless a grant is in force.
+	// The fields of a Whole call.
+
+	// Runs are in the order of the call. If OK is set, they are nil, unless flows paid for only some of the tokens.
+	Runs []RunReply
+	// Paid is for the case that OK is set and Runs is nil. If it is true, flows paid for all tokens with their rights.
+	// Otherwise they paid for none.
+	Paid bool
+	// Terms is the policy, if OK is false or the caller asked for it; nil if the bucket has none. Its GrantEra is 0 unless
+	// a grant is in force.
 	Terms *policy.Terms
 	Refilled
 	// Till is set if the template's sets are in other slots than the bucket: the second in which the bucket expires, to be
@@ -105,7 +110,7 @@ type TakesCall struct {
 //   - On a Cluster all of them are in one slot.
 //   - A lazy bucket is the only one of its call.
 //
-// An error means that the call failed as a whole. If it is an answer of the server, nothing was taken. If it is
+// An error means that the call failed as a whole. If it is an error reply of the server, nothing was taken. If it is
 // ErrInvalidAmount, nothing was sent.
 func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
@@ -113,7 +118,7 @@ func (t *TakesCall) Do(ctx context.Context, c Client, takes []Takes) ([]TakesRep
 }
 
 // Command returns the command of a call that Do would make. The caller sends it once, by itself or in a pipeline. If
-// IsNoScript reports true for the answer, the caller may send the command with the script's source. Neither takes nor
+// IsNoScript reports true for its error, the caller may send the command with the script's source. Neither takes nor
 // the values that they point to may change before Read.
 func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (redis.Cmder, error) {
 	t.takes = takes
@@ -137,7 +142,7 @@ func (t *TakesCall) Command(ctx context.Context, takes []Takes, source bool) (re
 	return t.cmd, nil
 }
 
-// lazy returns the lazy bucket that the call is for; nil if it is for others.
+// lazy returns the bucket of the call if it is a lazy one; otherwise nil.
 func (t *TakesCall) lazy() *Takes {
 	if len(t.takes) == 1 && t.takes[0].Lazy != nil {
 		return &t.takes[0]
@@ -145,7 +150,7 @@ func (t *TakesCall) lazy() *Takes {
 	return nil
 }
 
-// Read reads the answer to the command. err is the error with which it ended.
+// Read reads the reply to the command. err is the error with which the command ended.
 func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 	b := t.lazy()
 	switch {
@@ -163,12 +168,12 @@ func (t *TakesCall) Read(err error) ([]TakesReply, error) {
 	return t.replies, nil
 }
 
-// IsNoScript reports whether a server answered that it doesn't know the script, so
-// that nothing ran.
+// IsNoScript reports whether an error means that the server doesn't know the script. Then nothing ran.
 func IsNoScript(err error) bool { return redis.HasErrorPrefix(err, "NOSCRIPT") }
 
-// IsTryAgain reports whether a server of a Cluster answered that it doesn't have all keys of a call, while their slot
-// moves. Then nothing ran. The answer is the same if one of the keys does not exist on any server.
+// IsTryAgain reports whether a server of a Cluster refused a call while the slot of its keys moves, because the server
+// doesn't have all of the keys. Then nothing ran. The error is the same if one of the keys does not exist on any
+// server.
 func IsTryAgain(err error) bool { return err != nil && redis.HasErrorPrefix(err, "TRYAGAIN") }
 
 // write writes the words of the call into t.words.
@@ -237,7 +242,8 @@ func (t *TakesCall) writeWhole() error {
 	return nil
 }
 
-// writeKeys adds the keys of a bucket, and its template, if it is new.
+// writeKeys adds the keys of a bucket to the words. It adds the bucket's template to the templates, if it isn't there
+// yet.
 func (t *TakesCall) writeKeys(b *Takes) {
 	keys := bucketKeys(b.Key)
 	t.words = append(t.words, keys[0], keys[2])
@@ -343,7 +349,7 @@ func (b *Takes) leave() (most int64) {
 	return most
 }
 
-// read reads the values that answer the call.
+// read reads the values of the reply to the call.
 func (t *TakesCall) read(values []int64) ([]TakesReply, error) {
 	r := &integerReply{values: values}
 	t.replies = t.replies[:0]
@@ -367,7 +373,7 @@ func (t *TakesCall) read(values []int64) ([]TakesReply, error) {
 	return t.replies, nil
 }
 
-// readTakes reads the answer of a bucket that was asked whole.
+// readTakes reads the reply for one bucket of a Whole call.
 func readTakes(r *integerReply, now int64, b *Takes) TakesReply {
 	switch code := r.next(); code {
 	case codeDone:

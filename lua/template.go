@@ -16,7 +16,7 @@ import (
 // allows. Nothing was taken.
 var ErrTooManyBuckets = errors.New("refiller: too many buckets of the template")
 
-// Template is a template that is not lazy, in the form that Takes refer to. If the template has a schedule, it
+// Template is a template that is not lazy, in the form that Takes need. If the template has a schedule, the Template
 // remembers the instants around the present time. It is safe for concurrent use.
 type Template struct {
 	prefix, terms, alive string
@@ -30,16 +30,16 @@ type Template struct {
 	instants atomic.Pointer[instants]
 }
 
-// instants are the instants of a schedule that calls send between the time latest and the time next, in Unix
-// microseconds.
+// instants are the instants of a schedule that calls send while the server's time is at least latest and before next.
+// Both are in Unix microseconds.
 type instants struct {
 	latest, next int64
 	text         string // as the scripts read them: see steps.lua
 }
 
 // NewTemplate makes a Template. crossSlot is for a Cluster, where the active set and the set of the buckets alive are
-// in other slots than the buckets. Then callers call Enter, and they call Claim before they create a bucket of a
-// bounded template.
+// in other slots than the buckets. Then the callers must call Enter for their buckets, and Claim before they create a
+// bucket of a bounded template.
 func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 	t := &Template{prefix: r.Prefix, terms: r.Text, alive: AliveKey(r.Prefix), maxKeys: r.MaxKeys,
 		life: r.Terms.Lifetime(), crossSlot: crossSlot, steps: r.Policy.Steps}
@@ -53,11 +53,11 @@ func NewTemplate(r *policy.CompiledTemplate, crossSlot bool) *Template {
 	return t
 }
 
-// leastLeft is the shortest time until a budget expires after the step that fills it.
+// leastLeft is the shortest time from the step that fills a budget to the budget's expiry.
 const leastLeft = time.Minute
 
-// at returns the instants that credit a budget at the time now of its server: all from since on, or, if since is 0, as
-// many as fill the budget.
+// at returns the instants that credit a budget when its server's time is now. These are all instants from since on or,
+// if since is 0, as many as fill the budget.
 func (t *Template) at(now, since int64) *instants {
 	list := policy.Instants(t.steps, since, now, t.fill)
 	full := policy.FullAt(t.steps, now, t.fill) + leastLeft.Microseconds()
@@ -70,9 +70,9 @@ func (t *Template) at(now, since int64) *instants {
 	return &instants{list[n-2], list[n-1], string(text)}
 }
 
-// again returns the text of the schedule for a repeated call. The reply to the call before said that its instants were
-// not those around now, the time of the server, or that all steps from since on are needed; since is 0 in the first
-// case.
+// again returns the text of the schedule for a repeated call. now is the time of the server, from the reply to the call
+// before. There are two reasons to repeat a call. If since is 0, the instants of that call were not those around now.
+// Otherwise all instants from since on are needed.
 func (t *Template) again(now, since int64) string {
 	known := t.instants.Load()
 	if now < known.latest || now >= known.next {
@@ -165,7 +165,7 @@ func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 }
 
 // Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if the template
-// has as many buckets as it may have. The bucket is counted for the time after which it would expire. Enter counts it
+// has as many buckets as it may have. The bucket is counted until it would expire without being used. Enter counts it
 // for longer. Claim may be repeated.
 func (t *Template) Claim(ctx context.Context, c Client, key string) error {
 	v, err := claimScript.run(ctx, c, []string{t.alive}, key, t.maxKeys, int64(math.Ceil(t.life.Seconds())))
@@ -201,7 +201,7 @@ func (r *Reply) runs(runs []policy.Run) []RunReply {
 	return replies
 }
 
-// LazyReply is the answer of a bucket of a lazy template. Its Terms are nil unless the key has an override.
+// LazyReply is the reply about a bucket of a lazy template. Its Terms are nil unless the key has an override.
 type LazyReply struct {
 	TakesReply
 	Reset time.Duration // until the bucket is full
@@ -220,8 +220,7 @@ func LazyTake(ctx context.Context, c Client, key string, terms *policy.Terms, ru
 	return lazy(ctx, c, key, lazyTake, terms, runs, inLine)
 }
 
-// LazyPeek returns the state of a bucket of a lazy template and how long until n
-// tokens are due.
+// LazyPeek returns the state of a bucket of a lazy template, and the time until n tokens are due.
 func LazyPeek(ctx context.Context, c Client, key string, terms *policy.Terms, n int64) (LazyReply, error) {
 	return lazy(ctx, c, key, lazyPeek, terms, []policy.Run{{N: n, Count: 1}}, false)
 }
@@ -267,7 +266,8 @@ func lazyOnce(ctx context.Context, c Client, key string, what int, terms *policy
 	return decodeLazy(cmd.Val(), key, runs)
 }
 
-// lazyWords makes the words of a call. If terms are resolved, the call has no key of the override.
+// lazyWords makes the words of a call. If resolved is set, an override is in terms already, and the call doesn't have
+// its key.
 func lazyWords(key string, what int, terms *policy.Terms, resolved bool, runs []policy.Run, inLine bool) ([]any,
 	error) {
 	if total, err := totalOf(runs); err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ticketsPerCall is how many tickets one script call reads, so that it doesn't occupy the server for long.
+// ticketsPerCall is the most tickets that one script call reads. More would block the server for long.
 const ticketsPerCall = 100
 
 // Ticket is the state of a pool's bucket at an instant of its server's clock.
