@@ -6,11 +6,11 @@
 -- ARGV  1 the bucket's name
 --       2 most: buckets alive at once, at least 1
 --       3 life_s: how long the bucket is counted, unless enter.lua counts it for longer
--- Reply 0: the bucket is counted; otherwise it is not, and the reply is how many others are alive, which is most or
---       more
+-- Reply 0: the bucket is counted
+--       n: it is not counted, because n others are alive, and n is at least most
 --
--- If a bucket is counted and then not created, the template has room for one bucket less until the count expires. It
--- never has room for more.
+-- If a bucket is counted and then not created, the template may have one bucket less until the count expires. It never
+-- gets more than most.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

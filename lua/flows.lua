@@ -3,9 +3,9 @@
 -- KEYS  of each bucket: K, {K}:ctl, {K}:flows, {K}:use
 -- ARGV  of each bucket:
 --         with_policy: 1 to return the policy also if all takes fit
---         in_line: 1 if no take of a flow may overtake another one of it: none is made behind one that doesn't fit
+--         in_line: 1 if, after a take that doesn't fit, no later take of the same flow is made
 --         below: nothing is done if the bucket holds as many tokens or more; -1 to do it for any number
---         how many fields follow, and they: /, then each team of a flow, then each flow
+--         how many fields follow, and then the fields: /, then each team of a flow, then each flow
 --         how many runs follow; of each: flow, narrow, wide: the places among the fields of the flow and of its teams,
 --           narrow that of the one to which it belongs, wide that of the one above it, 1 for none; n, count
 --           and leave as in takes
@@ -37,7 +37,8 @@ local at = 0 -- the last argument read
 local written
 local finish
 
--- complete returns the functions for a bucket that denies a take or whose policy is wanted. Most calls do without them.
+-- complete returns the functions that are needed for a bucket that denies a take or whose policy is wanted. Most calls
+-- don't need them.
 local function complete()
 --#include shared/redis
 --#include shared/policy
@@ -90,8 +91,8 @@ local function complete()
   return {open = open, least = least, unwritten = unwritten, malformed = malformed, answer = answer}
 end
 
--- all_made returns the runs whose arguments begin from first to last: all of their takes were made. paid has what was
--- paid for of each.
+-- all_made returns the runs whose arguments begin at first, at last or in between. All of their takes were made. paid
+-- has, for each run, the number of tokens for which the flow paid.
 local function all_made(first, last, paid)
   local runs = {}
   for r = first, last, 6 do
@@ -101,7 +102,8 @@ local function all_made(first, last, paid)
   return runs
 end
 
--- answer_all answers a bucket all of whose takes were made, of so many tokens, for which flows paid so many.
+-- answer_all adds the reply for a bucket all of whose takes were made. They took tokens, and the flows paid for sum of
+-- these. paid has, for each run, the number of tokens for which the flow paid.
 local function answer_all(left, tokens, sum, paid)
   local r = #reply
   reply[r + 1] = sum == 0 and 0 or sum == tokens and 6 or 4

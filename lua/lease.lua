@@ -21,9 +21,10 @@
 -- If the last call is sent again, it gets the same granted and clamped, and does nothing more. A block gets at most
 -- half of the bucket's tokens, so that the other half is left to takes. It ends when no tokens are left in it.
 --
--- The block of a flow gets what a take of up to that many tokens would get: any of them while the flow has a right or
--- has asked for little in this period, then those above the floor. Tokens that it gets count as asked for by the flow.
--- If it gives back tokens that the flow paid for, the flow gets that right back.
+-- The number of tokens for a flow's block is also limited as in a take of up to that number for the flow. While the
+-- flow has a right, or has asked for little in this period, it may get any tokens. After that it gets only those above
+-- the floor. The tokens that it gets are counted as demand of the flow. If the block gives back tokens for which the
+-- flow paid, the flow gets that right back.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

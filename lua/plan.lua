@@ -1,12 +1,12 @@
--- plan: writes the plan by which a bucket is divided among its flows, and reads what they asked for.
+-- plan: writes the plan by which a bucket is divided among its flows, and reads the demand of the flows.
 --
 -- KEYS  1 K
 --       2 {K}:flows  the plan: see division
 --       3 {K}:use    what the flows asked for
 -- ARGV  1 era, 2 index: of the refill that the plan comes with
---       3 era, 4 index: of the refill that the plan came with which this one changes; era 0 if it replaces any plan
---       5 kept: 1 if a plan that is there stays as it is, but for when it ends
---       6 read: 1 to read what was asked for, and begin a period
+--       3 era, 4 index: of the plan that this one changes; era 0 if this one replaces any plan
+--       5 kept: 1 if a plan that is there stays in force; only the time of its end changes
+--       6 read: 1 to read the demand, and begin a period
 --       7 floor, 8 unlisted, 9 most, 10 span_us, 11 price: see division
 --       12 lasts_ms: how long the plan counts
 --       13 how many teams follow; of each: its name with a slash, price, rest
@@ -15,13 +15,14 @@
 --       then the flows and teams that this plan drops
 -- Reply {1, now_us, clock_us, covered_us, {field, value, ...}}: of {K}:use, and the time that it covers, 0 if it wasn't
 --           read
---       {0}: the plan of a later refill is there, or not that which this one changes; nothing is written
+--       {0}: the plan of this or a later refill is there, or the plan that this one changes is not; nothing is written
 --       {3, k}: KEYS k holds something else
 --
--- The clock moves on by the time since it was last moved, and not at all if the server's clock was set back. It moves
--- more slowly, as the square, if the bucket holds less than four fifths of the floor. Otherwise flows would get more
--- rights than there are tokens. A flow that is listed anew begins with the right to a tenth of the floor, less what it
--- took; a rest that is new with all that it may save.
+-- The clock of the division advances by the time since it was last advanced. If the server's clock was set back, it
+-- does not advance. If the bucket holds less than four fifths of the floor, it advances more slowly: by that time
+-- multiplied by the square of the tokens' part of four fifths of the floor. Otherwise flows would get more rights than
+-- there are tokens. A flow that is listed anew begins with the right to a tenth of the floor, less the tokens that it
+-- took. A new rest begins with all that it may save.
 --#include shared/redis
 --#include shared/policy
 --#include shared/unwritten
@@ -47,7 +48,7 @@ if began == nil then return {3, 3} end
 local WIDE = '%16d '
 local HEADER = 137 -- where the price begins
 
--- number returns the nth number of a field, of which all but the last one have a constant width.
+-- number returns the nth number of a field. It can't return the last one, whose width isn't constant.
 local function number(text, n) return sub(text, 17 * n - 16, 17 * n - 1) + 0 end
 
 local there = header and #header >= HEADER
@@ -69,7 +70,7 @@ if there then
   clock = was.clock + floor(max(0, now - was.at) * full * full)
 end
 
--- in_parts calls a command for the fields of a list, so many at a time.
+-- in_parts calls a command for the fields of a list, PART of them at a time.
 local function in_parts(command, fields)
   for i = 1, #fields, PART do call(command, KEYS[2], unpack(fields, i, min(#fields, i + PART - 1))) end
 end
@@ -130,7 +131,7 @@ local function replace(new)
   in_parts('HDEL', gone)
 end
 
--- new_header returns the header: settings are the numbers from span_us to most, and the price.
+-- new_header returns the header of the plan. settings is the text of the numbers from span_us to most.
 local function new_header(settings, price)
   return format(WIDE, clock) .. settings .. format(WIDE .. WIDE .. WIDE, now, ARGV[1], ARGV[2]) .. price
 end

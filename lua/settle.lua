@@ -17,8 +17,9 @@
 --       {6}: the id is unknown: its reservation was settled or ran out a while ago, or never existed
 --
 -- If the time of the reservation is over, its tokens have gone back, except void ones. So all tokens that were used
--- count as used beyond the reservation. Debt is at most the capacity. For tokens that go back, a flow gets the right
--- back with which it paid. Tokens that are charged or owed count as asked for by the flow, which pays for them.
+-- count as used beyond the reservation. Debt is at most the capacity. For tokens that go back, a flow gets back the
+-- right with which it paid. Tokens that are charged or owed are counted as demand of the flow, and the flow pays for
+-- them.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

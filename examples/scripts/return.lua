@@ -105,16 +105,18 @@ local function policy(text)
   return p
 end
 -- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
---   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
---        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
---        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
---        last_us is also the highest clock seen
+--   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
+--        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
+--        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us
+--        is also the latest time that the clock has shown
 --   pol  the policy in force: see policy
---   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
---        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
+--   out  outstanding due_us debt; missing while all three are 0. outstanding are the tokens in reservations and leases.
+--        due_us is when the first of these ends; 0 if there is none; or UNCOUNTED. debt are tokens that refills pay
+--        before they add any
 --   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
--- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
--- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
+-- A pool's bucket has two more fields. added counts the tokens that refills added. denied counts the tokens that takes
+-- were denied. The number of tokens that were consumed is the number in added less the change of K. A bucket in shadow
+-- mode has the field denied, too.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -155,7 +157,7 @@ local function open(s, key)
   return p
 end
 
--- put writes s, of which p is the policy in force. pol is written if it is given.
+-- put writes s. p is the policy in force. pol is written if it is given.
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
@@ -179,17 +181,17 @@ end
 -- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
--- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
--- records, and so does the next reservation or lease.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was
+-- lost and the records were not. UNCOUNTED is an instant in the past, so the refiller sweeps the bucket after its next
+-- refill. That sweep counts the records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
--- gets policy q. p is the policy before; nil if the bucket begins without state.
+-- presume sets s.out, the tokens that count as outstanding, while records are uncounted. It is called when a bucket
+-- that holds tokens gets policy q. p is the policy before; nil if the bucket begins without state.
 --
 -- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
 -- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
--- policy is strict, its records count as uncounted.
+-- policy is strict, presume sets its due_us to UNCOUNTED.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
@@ -203,16 +205,16 @@ local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
--- what is outstanding.
+-- room returns the most tokens that the bucket may hold. This is its capacity or, under a strict policy, its capacity
+-- less the outstanding tokens.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
--- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
--- the tokens that on_loss sets.
+-- excess returns how many of n more tokens have no room in a bucket that holds tokens. If tokens is below 0, it counts
+-- as 0, because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K
+-- again, with the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -238,8 +240,8 @@ local function same_amounts(p, q)
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
--- Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p. If the amounts are the same, both
+-- remain. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
   if p.stepped ~= q.stepped or q.carry_over == 2 then
@@ -254,19 +256,20 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
--- Shared by the scripts that take for flows; it follows the names of functions that policy has. {K}:flows is a hash,
--- the plan by which the bucket is divided. Without it the bucket isn't divided. It expires when the plan ends, and
--- {K}:use with it. All numbers but the last one of a field are 16 characters wide, with spaces in front:
+-- Shared by the scripts that take for flows; it needs the local names of functions that policy defines. {K}:flows is a
+-- hash, the plan by which the bucket is divided. Without it the bucket isn't divided. It expires when the plan ends,
+-- and so does {K}:use. All numbers but the last one of a field are 16 characters wide, with spaces in front:
 --   /      clock_us span_us floor unlisted most at_us era index price
 --   TEAM/  used_us price rest
---   FLOW   used_us weight: a listed flow, which has the right to the time of the clock since used_us
+--   FLOW   used_us weight: a listed flow. Its right is the time of the clock since used_us
 -- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is the longest time for which
 -- a flow saves its right. floor is the number of tokens that a flow without a right leaves in the bucket. unlisted is
 -- the number of tokens per period that an unlisted flow may take as if it had a right. most is the largest number of
--- fields of {K}:use, without those of listed flows. Teams have a tenth more, without those of the plan. at_us is when
--- the clock was last advanced. era and index are those of the refill with which the plan came. price is the time of the
--- clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the price
--- for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
+-- fields of {K}:use; those of listed flows don't count. There may be a tenth more for teams; those of the plan don't
+-- count. at_us is when the clock was last advanced. era and index are those of the refill with which the plan came.
+-- price is the time of the clock, in µs, that a flow of weight 1 pays for a token. The price in / is for flows without
+-- a team, and the price in a team's field is for the flows of the team. The unlisted flows of a team may share one
+-- right, which is used up to used_us. rest is the price for that right; 0 if there is none.
 --
 -- {K}:use is a hash of the tokens that were asked for in this period, by FLOW. If there are too many names, it counts
 -- by TEAM/, and if there are too many teams, by the team above, finally by /. Fields /!FLOW and /!TEAM/ are the denied
@@ -288,8 +291,9 @@ local used, prices -- of the rights that were read, by the place of the flow or 
 local uncounted
 local spent -- a right was
 
--- read_division reads how a bucket is divided: nil if it isn't, false and maybe an error if it can't be read. words has
--- from first to last the fields to read: /, then teams, then flows.
+-- read_division reads a bucket's plan and returns true. It returns nil if the bucket isn't divided. If the plan can't
+-- be read, it returns false and maybe an error. The fields to read are words[first] to words[last]: /, then teams, then
+-- flows.
 local function read_division(flows, words, first, last)
   fields = pcall('HMGET', flows, unpack(words, first, last))
   if fields.err then return false, fields end
@@ -308,10 +312,10 @@ local function read_division(flows, words, first, last)
   return true
 end
 
--- advanced is when the clock was last advanced, in µs.
+-- advanced returns the instant at which the clock was last advanced, in µs.
 local function advanced() return sub(fields[1], 86, 101) + 0 end
 
--- rest returns the right of the unlisted flows of a team: its place; nil if they have none.
+-- rest returns the place of the right that the unlisted flows of a team share; nil if they have none.
 local function rest(at)
   local text = fields[at]
   if not text then return nil end
@@ -324,8 +328,8 @@ local function rest(at)
   return at
 end
 
--- right returns the right with which a flow pays: the place of a flow or team; nil if the flow isn't listed and none of
--- its teams has a rest.
+-- right returns the place of the right with which a flow pays. It is the place of the flow or of one of its teams; nil
+-- if the flow isn't listed and none of its teams has a rest.
 local function right(flow, narrow, wide)
   local text = fields[flow]
   if text and fields[narrow] then
@@ -340,7 +344,7 @@ local function right(flow, narrow, wide)
   return narrow > 1 and (rest(narrow) or wide > 1 and rest(wide)) or nil
 end
 
--- saved returns how much time of the clock a right has, for takes of n tokens.
+-- saved returns how much time of the clock a right has. A larger n, the tokens of a take, lets it save more time.
 local function saved(at, n)
   local left = clock - used[at]
   if left <= span then return left end
@@ -384,18 +388,18 @@ local function ask(use, flow, narrow, wide, n)
   return field, asked
 end
 
--- serve makes count takes of n tokens for a flow of a bucket that holds so many tokens. If n is 0, it makes one take of
--- up to count tokens. It returns how many fit. While the flow has a right or asked for little in this period, all
--- tokens of the bucket count. Then only the tokens above the floor count. The second result is how many of them, the
--- first ones, the flow pays for with its right. leave is the number of tokens that must be left. before is the number
--- of tokens that the flow asked for earlier in this period.
+-- serve makes count takes of n tokens each for a flow of a bucket that holds tokens. If n is 0, it makes one take of up
+-- to count tokens. leave is the number of tokens that must be left. before is the number of tokens that the flow asked
+-- for earlier in this period. While the flow has a right or asked for little in this period, its takes may use all
+-- tokens of the bucket. After that they may use only the tokens above the floor. serve returns how many takes fit, or
+-- how many tokens if n is 0. The second result is for how many of them, the first ones, the flow pays with its right.
 local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local each = n > 0 and n or 1
   local at = right(flow, narrow, wide)
   local first = count
   if at then
     local size = n
-    -- A take of up to so many tokens gets a part of the floor at least.
+    -- A take of up to count tokens gets at least a part of the floor.
     if n == 0 then size = min(count, max(1, floor(reserve / UP_TO_OF_FLOOR))) end
     local left = saved(at, size)
     if left <= 0 then

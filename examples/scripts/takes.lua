@@ -132,16 +132,18 @@ local function policy(text)
   return p
 end
 -- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
---   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
---        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
---        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
---        last_us is also the highest clock seen
+--   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
+--        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
+--        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us
+--        is also the latest time that the clock has shown
 --   pol  the policy in force: see policy
---   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
---        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
+--   out  outstanding due_us debt; missing while all three are 0. outstanding are the tokens in reservations and leases.
+--        due_us is when the first of these ends; 0 if there is none; or UNCOUNTED. debt are tokens that refills pay
+--        before they add any
 --   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
--- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
--- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
+-- A pool's bucket has two more fields. added counts the tokens that refills added. denied counts the tokens that takes
+-- were denied. The number of tokens that were consumed is the number in added less the change of K. A bucket in shadow
+-- mode has the field denied, too.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -182,7 +184,7 @@ local function open(s, key)
   return p
 end
 
--- put writes s, of which p is the policy in force. pol is written if it is given.
+-- put writes s. p is the policy in force. pol is written if it is given.
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
@@ -206,17 +208,17 @@ end
 -- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
--- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
--- records, and so does the next reservation or lease.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was
+-- lost and the records were not. UNCOUNTED is an instant in the past, so the refiller sweeps the bucket after its next
+-- refill. That sweep counts the records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
--- gets policy q. p is the policy before; nil if the bucket begins without state.
+-- presume sets s.out, the tokens that count as outstanding, while records are uncounted. It is called when a bucket
+-- that holds tokens gets policy q. p is the policy before; nil if the bucket begins without state.
 --
 -- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
 -- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
--- policy is strict, its records count as uncounted.
+-- policy is strict, presume sets its due_us to UNCOUNTED.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
@@ -230,16 +232,16 @@ local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
--- what is outstanding.
+-- room returns the most tokens that the bucket may hold. This is its capacity or, under a strict policy, its capacity
+-- less the outstanding tokens.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
--- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
--- the tokens that on_loss sets.
+-- excess returns how many of n more tokens have no room in a bucket that holds tokens. If tokens is below 0, it counts
+-- as 0, because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K
+-- again, with the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -265,8 +267,8 @@ local function same_amounts(p, q)
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
--- Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p. If the amounts are the same, both
+-- remain. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
   if p.stepped ~= q.stepped or q.carry_over == 2 then
@@ -283,10 +285,10 @@ local function carried(p, q, tokens, carry)
 end
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit credits a bucket of policy p, which holds so many tokens, for the time from last to now, or for some steps.
--- The credit first pays debt, and then adds tokens as far as there is room. It returns five numbers: the tokens then
--- held; how many were added, those that paid debt included; how many tokens that were due the full bucket couldn't
--- hold; the carry; and the debt. A full bucket keeps no carry.
+-- credit credits a bucket of policy p that holds tokens. If p is stepped, the credit is that of the steps; otherwise it
+-- is that of the time from last to now. The credit first pays debt, and then adds tokens as far as there is room. A
+-- full bucket keeps no carry. credit returns five numbers: the tokens then held; the tokens that were added or paid
+-- debt; the tokens that were due but had no room; the carry; and the debt.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
   room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens
@@ -311,7 +313,7 @@ local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   if after < room then return after, paid + add, 0, carry, debt end
   return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
 end
--- Shared by the scripts that put another policy in force, but for refill; it follows bucket and credit.
+-- Shared by the scripts that put another policy in force, except refill; it follows bucket and credit.
 
 -- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
 -- count as credited, because the script doesn't know how many have come.
@@ -322,9 +324,9 @@ local function own_step(s, now)
   return 1
 end
 
--- switch settles a bucket under its policy p and puts q in force. That is no refill. tokens is the number that the
--- bucket holds, and index the value of {K}, or nil. steps is the number of steps to credit; nil for that of own_step.
--- switch returns the tokens then held. The caller writes them, {K} as s.index, and s.
+-- switch credits a bucket under its policy p, and then puts q in force. It does not count as a refill. tokens is the
+-- number of the bucket's tokens. index is the value of {K}, or nil. steps is the number of steps to credit; if it is
+-- nil, own_step decides. switch returns the tokens then held. The caller writes them, {K} as s.index, and s.
 local function switch(s, p, q, tokens, index, now, steps)
   steps = steps or own_step(s, now)
   if (index or 0) == 0 or index == s.index then
@@ -341,9 +343,9 @@ local function switch(s, p, q, tokens, index, now, steps)
 end
 -- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
 -- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
--- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last instant has not come yet. full_s is the instant, in seconds, a minute after steps alone have filled
--- every bucket of the template twice.
+-- That part is a text of decimal integers with a space between: full_s, and then successive instants of the schedule in
+-- µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute after steps alone
+-- have filled every bucket of the template twice.
 
 -- schedule decodes that text. It returns nil if the text is empty.
 local function schedule(text)
@@ -354,7 +356,8 @@ local function schedule(text)
   return {full = full, instants = instants}
 end
 
--- coming returns the next instant, and the one before it; nil if now is not between the last two instants.
+-- coming returns the last instant, which is the next one to come, and the instant before it. It returns nil if now is
+-- not between these two.
 local function coming(instants, now)
   local latest, following = instants[#instants - 1], instants[#instants]
   if now < latest or following <= now then return nil end
@@ -362,7 +365,7 @@ local function coming(instants, now)
 end
 
 -- first_step returns the first instant that counts as a new step: the middle between the last step that was credited
--- and the next one. An instant before it may be the same step, named by a caller with other data of the time zone.
+-- and the next one. An instant before it may be the same step, from a caller with other data of the time zone.
 local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
 
 -- uncredited returns how many of the instants have come and are not credited yet. It returns nil if all of them are
@@ -414,7 +417,7 @@ end
 
 -- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
 -- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
--- interval. If the outstanding tokens leave no room for n, the time is at least that until the first record ends.
+-- interval. If the outstanding tokens leave no room for n, the time does not end before the first record does.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -449,8 +452,8 @@ local function wait_us(s, p, tokens, n, now)
 end
 
 -- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
--- now_us, pol. wait_us is for the number each, and for the tokens that must be left. If the bucket has no state, the
--- numbers of the state are 0 and pol is ''.
+-- now_us, pol. wait_us is the time until each tokens, and those that must be left, are due. If the bucket has no state,
+-- the numbers of the state are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
@@ -470,14 +473,14 @@ end
 -- refills from empty to full, and at least a minute, after it was last armed. A budget expires a minute after steps
 -- have filled it twice. Only buckets whose policy in force is a template's are armed.
 
--- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
+-- outlast makes a set of the template live at least until till, the second in which one of its buckets expires.
 local function outlast(set, till)
   local at = pcall('PEXPIRETIME', set)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
 -- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
--- keys has no expiry, or expires by the instant after.
+-- keys has no expiry, or expires at the instant after or before it.
 local function first_end(keys, after)
   local first = nil
   for i = 3, 1, -1 do
@@ -489,8 +492,8 @@ local function first_end(keys, after)
 end
 
 -- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s. It changes nothing if each key has an
--- expiry, and of each more than that part of life_s is left, and more than hold_s. It returns when the bucket expires,
--- in s, and whether that is new.
+-- expiry, and the time left is longer than part * life_s and longer than hold_s. It returns the second in which the
+-- bucket expires, and whether arm has set it.
 local function arm(keys, life_s, now, part, hold_s)
   local first = first_end(keys, now / 1000 + max(part * life_s, hold_s) * 1000)
   if first then return math.ceil(first / 1000), false end
@@ -518,8 +521,8 @@ local function alive(set, now)
   return type(n) == 'number' and n or 0
 end
 
--- record_alive records in the set of the buckets alive that a bucket expires at till_s. If only_known is set, it does
--- so only if the set has the bucket.
+-- record_alive records in the set of the buckets alive that a bucket expires at the second till. If only_known is set,
+-- it changes only a bucket that the set has already.
 local function record_alive(set, name, till, only_known)
   local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
     or not only_known and pcall('ZADD', set, format('%d', till), name)

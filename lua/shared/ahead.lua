@@ -1,6 +1,6 @@
 -- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters; it follows redis.
 
--- store writes a value that is no longer needed from the instant until_us on, when its key expires.
+-- store writes a value to a key that expires at the instant until_us, rounded up to a millisecond.
 local function store(key, value, until_us)
   redis.call('SET', key, value, 'PXAT', string.format('%.0f', math.ceil(until_us / 1000)))
 end
@@ -10,7 +10,7 @@ end
 -- value is a small number, for which Redis needs no memory of its own.
 
 -- ahead returns how many units the stored instant lies ahead of now, at most MOST_AHEAD; nil if the key holds something
--- else. The number may be higher than the limit allows, if the clock went back or another program has a larger limit.
+-- else. If the clock went back, or another program has a larger limit, the number may exceed what the limit allows.
 local MOST_AHEAD = EXACT / 2 -- no limit is larger: see decide.NewSpacing
 local function ahead(key, now, tokens)
   local before = get_integer(key)

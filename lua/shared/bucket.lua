@@ -1,14 +1,16 @@
 -- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
---   st   era last_us index carry, and of a stepped bucket step_us next_us: decimal, with one space between. The
---        instants, era among them, are 16 characters wide, with spaces in front. After carry comes a + if there is a
---        field out, in place of a space if there is one. index is the copy of {K}: what our last write left there.
---        last_us is also the highest clock seen
+--   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
+--        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
+--        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us
+--        is also the latest time that the clock has shown
 --   pol  the policy in force: see policy
---   out  outstanding due_us debt: tokens in reservations and leases, when the first record of one ends (0: there
---        is none; 1: see UNCOUNTED), and tokens that refills pay before they add any; missing while all are 0
+--   out  outstanding due_us debt; missing while all three are 0. outstanding are the tokens in reservations and leases.
+--        due_us is when the first of these ends; 0 if there is none; or UNCOUNTED. debt are tokens that refills pay
+--        before they add any
 --   lowered  when a template's bucket last got a lower capacity or was adopted, µs; missing if that never happened
--- A pool's bucket has two more fields: added counts the tokens that refills added, and denied those that takes were
--- denied. The tokens that were consumed are added less the change of K. A bucket in shadow mode has the field denied.
+-- A pool's bucket has two more fields. added counts the tokens that refills added. denied counts the tokens that takes
+-- were denied. The number of tokens that were consumed is the number in added less the change of K. A bucket in shadow
+-- mode has the field denied, too.
 local TOLERANCE_US = 50000
 
 -- open reads {K}:ctl into s and returns the policy in force; nil if the key is missing, false if it can't be read.
@@ -49,7 +51,7 @@ local function open(s, key)
   return p
 end
 
--- put writes s, of which p is the policy in force. pol is written if it is given.
+-- put writes s. p is the policy in force. pol is written if it is given.
 local function put(s, p, key, pol)
   local st = format('%16d %16d %d %d', s.era, s.last, s.index, s.carry)
   local out = s.out ~= 0 or s.due ~= 0 or s.debt ~= 0
@@ -73,17 +75,17 @@ end
 -- the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
--- UNCOUNTED is the due_us of a bucket that may have records which its state does not count, because the state was lost
--- and they were not. It is an instant in the past, so the refiller sweeps after its next refill. That sweep counts the
--- records, and so does the next reservation or lease.
+-- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was
+-- lost and the records were not. UNCOUNTED is an instant in the past, so the refiller sweeps the bucket after its next
+-- refill. That sweep counts the records, and so does the next reservation or lease.
 local UNCOUNTED = 1
 
--- presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
--- gets policy q. p is the policy before; nil if the bucket begins without state.
+-- presume sets s.out, the tokens that count as outstanding, while records are uncounted. It is called when a bucket
+-- that holds tokens gets policy q. p is the policy before; nil if the bucket begins without state.
 --
 -- Under a strict policy all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that
 -- are held. A bucket whose policy wasn't strict may have lost its state without a count of its records. So if its new
--- policy is strict, its records count as uncounted.
+-- policy is strict, presume sets its due_us to UNCOUNTED.
 local function presume(s, p, q, tokens)
   if q.strict == 1 and not (p and p.strict == 1) and s.due == 0 then s.due = UNCOUNTED end
   if s.due == UNCOUNTED then s.out = q.strict == 1 and q.capacity - min(max(0, tokens), q.capacity) or 0 end
@@ -97,16 +99,16 @@ local function record_lowered(key, p, q, now)
   if q.kind == TEMPLATE and (not p or q.capacity < p.capacity) then call('HSET', key, 'lowered', format('%d', now)) end
 end
 
--- room returns the most tokens that the bucket may hold: its capacity, or, under a strict policy, its capacity less
--- what is outstanding.
+-- room returns the most tokens that the bucket may hold. This is its capacity or, under a strict policy, its capacity
+-- less the outstanding tokens.
 local function room(s, p)
   if p.strict == 1 then return max(0, p.capacity - s.out) end
   return p.capacity
 end
 
--- excess returns how many of n tokens have no room in a bucket that holds so many tokens. A number below 0 counts as 0,
--- because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K again, with
--- the tokens that on_loss sets.
+-- excess returns how many of n more tokens have no room in a bucket that holds tokens. If tokens is below 0, it counts
+-- as 0, because plain clients are about to undo their tries. A bucket that lost K has no room: a refill creates K
+-- again, with the tokens that on_loss sets.
 local function excess(s, p, tokens, n)
   if s.lost then return n end
   return min(n, max(0, max(tokens, 0) + n - room(s, p)))
@@ -132,8 +134,8 @@ local function same_amounts(p, q)
   return kind_kept and p.capacity == q.capacity and p.tokens == q.tokens and p.per == q.per
 end
 
--- carried returns the tokens and the carry that remain when policy q replaces p: both, if the amounts are the same.
--- Nothing is ever added.
+-- carried returns the tokens and the carry that remain when policy q replaces p. If the amounts are the same, both
+-- remain. Nothing is ever added.
 local function carried(p, q, tokens, carry)
   if same_amounts(p, q) then return tokens, carry end
   if p.stepped ~= q.stepped or q.carry_over == 2 then

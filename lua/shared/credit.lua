@@ -1,9 +1,9 @@
 -- Shared by the scripts that credit tokens; it follows policy.
 --
--- credit credits a bucket of policy p, which holds so many tokens, for the time from last to now, or for some steps.
--- The credit first pays debt, and then adds tokens as far as there is room. It returns five numbers: the tokens then
--- held; how many were added, those that paid debt included; how many tokens that were due the full bucket couldn't
--- hold; the carry; and the debt. A full bucket keeps no carry.
+-- credit credits a bucket of policy p that holds tokens. If p is stepped, the credit is that of the steps; otherwise it
+-- is that of the time from last to now. The credit first pays debt, and then adds tokens as far as there is room. A
+-- full bucket keeps no carry. credit returns five numbers: the tokens then held; the tokens that were added or paid
+-- debt; the tokens that were due but had no room; the carry; and the debt.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   local add = 0
   room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens

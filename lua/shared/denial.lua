@@ -18,7 +18,7 @@ end
 
 -- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
 -- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
--- interval. If the outstanding tokens leave no room for n, the time is at least that until the first record ends.
+-- interval. If the outstanding tokens leave no room for n, the time does not end before the first record does.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -53,8 +53,8 @@ local function wait_us(s, p, tokens, n, now)
 end
 
 -- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
--- now_us, pol. wait_us is for the number each, and for the tokens that must be left. If the bucket has no state, the
--- numbers of the state are 0 and pol is ''.
+-- now_us, pol. wait_us is the time until each tokens, and those that must be left, are due. If the bucket has no state,
+-- the numbers of the state are 0 and pol is ''.
 local function denial(key, s, p, now, tokens, n, each, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end

@@ -1,16 +1,17 @@
--- Shared by the scripts that take for flows; it follows the names of functions that policy has. {K}:flows is a hash,
--- the plan by which the bucket is divided. Without it the bucket isn't divided. It expires when the plan ends, and
--- {K}:use with it. All numbers but the last one of a field are 16 characters wide, with spaces in front:
+-- Shared by the scripts that take for flows; it needs the local names of functions that policy defines. {K}:flows is a
+-- hash, the plan by which the bucket is divided. Without it the bucket isn't divided. It expires when the plan ends,
+-- and so does {K}:use. All numbers but the last one of a field are 16 characters wide, with spaces in front:
 --   /      clock_us span_us floor unlisted most at_us era index price
 --   TEAM/  used_us price rest
---   FLOW   used_us weight: a listed flow, which has the right to the time of the clock since used_us
+--   FLOW   used_us weight: a listed flow. Its right is the time of the clock since used_us
 -- clock_us is how long the bucket has served its flows at the speed of its rate. span_us is the longest time for which
 -- a flow saves its right. floor is the number of tokens that a flow without a right leaves in the bucket. unlisted is
 -- the number of tokens per period that an unlisted flow may take as if it had a right. most is the largest number of
--- fields of {K}:use, without those of listed flows. Teams have a tenth more, without those of the plan. at_us is when
--- the clock was last advanced. era and index are those of the refill with which the plan came. price is the time of the
--- clock, in µs, for a token of a flow of weight 1: of the whole bucket, or of the flows of the team. rest is the price
--- for the unlisted flows of the team, which share one right, used up to used_us; 0 if they have none.
+-- fields of {K}:use; those of listed flows don't count. There may be a tenth more for teams; those of the plan don't
+-- count. at_us is when the clock was last advanced. era and index are those of the refill with which the plan came.
+-- price is the time of the clock, in µs, that a flow of weight 1 pays for a token. The price in / is for flows without
+-- a team, and the price in a team's field is for the flows of the team. The unlisted flows of a team may share one
+-- right, which is used up to used_us. rest is the price for that right; 0 if there is none.
 --
 -- {K}:use is a hash of the tokens that were asked for in this period, by FLOW. If there are too many names, it counts
 -- by TEAM/, and if there are too many teams, by the team above, finally by /. Fields /!FLOW and /!TEAM/ are the denied
@@ -32,8 +33,9 @@ local used, prices -- of the rights that were read, by the place of the flow or 
 local uncounted
 local spent -- a right was
 
--- read_division reads how a bucket is divided: nil if it isn't, false and maybe an error if it can't be read. words has
--- from first to last the fields to read: /, then teams, then flows.
+-- read_division reads a bucket's plan and returns true. It returns nil if the bucket isn't divided. If the plan can't
+-- be read, it returns false and maybe an error. The fields to read are words[first] to words[last]: /, then teams, then
+-- flows.
 local function read_division(flows, words, first, last)
   fields = pcall('HMGET', flows, unpack(words, first, last))
   if fields.err then return false, fields end
@@ -52,10 +54,10 @@ local function read_division(flows, words, first, last)
   return true
 end
 
--- advanced is when the clock was last advanced, in µs.
+-- advanced returns the instant at which the clock was last advanced, in µs.
 local function advanced() return sub(fields[1], 86, 101) + 0 end
 
--- rest returns the right of the unlisted flows of a team: its place; nil if they have none.
+-- rest returns the place of the right that the unlisted flows of a team share; nil if they have none.
 local function rest(at)
   local text = fields[at]
   if not text then return nil end
@@ -68,8 +70,8 @@ local function rest(at)
   return at
 end
 
--- right returns the right with which a flow pays: the place of a flow or team; nil if the flow isn't listed and none of
--- its teams has a rest.
+-- right returns the place of the right with which a flow pays. It is the place of the flow or of one of its teams; nil
+-- if the flow isn't listed and none of its teams has a rest.
 local function right(flow, narrow, wide)
   local text = fields[flow]
   if text and fields[narrow] then
@@ -84,7 +86,7 @@ local function right(flow, narrow, wide)
   return narrow > 1 and (rest(narrow) or wide > 1 and rest(wide)) or nil
 end
 
--- saved returns how much time of the clock a right has, for takes of n tokens.
+-- saved returns how much time of the clock a right has. A larger n, the tokens of a take, lets it save more time.
 local function saved(at, n)
   local left = clock - used[at]
   if left <= span then return left end
@@ -128,18 +130,18 @@ local function ask(use, flow, narrow, wide, n)
   return field, asked
 end
 
--- serve makes count takes of n tokens for a flow of a bucket that holds so many tokens. If n is 0, it makes one take of
--- up to count tokens. It returns how many fit. While the flow has a right or asked for little in this period, all
--- tokens of the bucket count. Then only the tokens above the floor count. The second result is how many of them, the
--- first ones, the flow pays for with its right. leave is the number of tokens that must be left. before is the number
--- of tokens that the flow asked for earlier in this period.
+-- serve makes count takes of n tokens each for a flow of a bucket that holds tokens. If n is 0, it makes one take of up
+-- to count tokens. leave is the number of tokens that must be left. before is the number of tokens that the flow asked
+-- for earlier in this period. While the flow has a right or asked for little in this period, its takes may use all
+-- tokens of the bucket. After that they may use only the tokens above the floor. serve returns how many takes fit, or
+-- how many tokens if n is 0. The second result is for how many of them, the first ones, the flow pays with its right.
 local function serve(flow, narrow, wide, n, count, leave, before, tokens)
   local each = n > 0 and n or 1
   local at = right(flow, narrow, wide)
   local first = count
   if at then
     local size = n
-    -- A take of up to so many tokens gets a part of the floor at least.
+    -- A take of up to count tokens gets at least a part of the floor.
     if n == 0 then size = min(count, max(1, floor(reserve / UP_TO_OF_FLOOR))) end
     local left = saved(at, size)
     if left <= 0 then

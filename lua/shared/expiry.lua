@@ -3,14 +3,14 @@
 -- refills from empty to full, and at least a minute, after it was last armed. A budget expires a minute after steps
 -- have filled it twice. Only buckets whose policy in force is a template's are armed.
 
--- outlast makes a set of the template live as long as one of its buckets does, which expires at till_s.
+-- outlast makes a set of the template live at least until till, the second in which one of its buckets expires.
 local function outlast(set, till)
   local at = pcall('PEXPIRETIME', set)
   if type(at) == 'number' and at ~= -2 and at < till * 1000 then call('PEXPIREAT', set, format('%d', till * 1000)) end
 end
 
 -- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
--- keys has no expiry, or expires by the instant after.
+-- keys has no expiry, or expires at the instant after or before it.
 local function first_end(keys, after)
   local first = nil
   for i = 3, 1, -1 do
@@ -22,8 +22,8 @@ local function first_end(keys, after)
 end
 
 -- arm gives a bucket, whose keys are K, {K} and {K}:ctl, an expiry after life_s. It changes nothing if each key has an
--- expiry, and of each more than that part of life_s is left, and more than hold_s. It returns when the bucket expires,
--- in s, and whether that is new.
+-- expiry, and the time left is longer than part * life_s and longer than hold_s. It returns the second in which the
+-- bucket expires, and whether arm has set it.
 local function arm(keys, life_s, now, part, hold_s)
   local first = first_end(keys, now / 1000 + max(part * life_s, hold_s) * 1000)
   if first then return math.ceil(first / 1000), false end
@@ -51,8 +51,8 @@ local function alive(set, now)
   return type(n) == 'number' and n or 0
 end
 
--- record_alive records in the set of the buckets alive that a bucket expires at till_s. If only_known is set, it does
--- so only if the set has the bucket.
+-- record_alive records in the set of the buckets alive that a bucket expires at the second till. If only_known is set,
+-- it changes only a bucket that the set has already.
 local function record_alive(set, name, till, only_known)
   local added = only_known and pcall('ZADD', set, 'XX', format('%d', till), name)
     or not only_known and pcall('ZADD', set, format('%d', till), name)

@@ -1,15 +1,15 @@
 -- Shared by the scripts of reservations and leases; it follows bucket.
 -- Their KEYS are 1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due.
 -- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
---   1 lease        seq granted clamped, of its last call; and free, unless that is 0: of what it holds, the tokens for
---                  which its flow did not pay
+--   1 lease        seq granted clamped, of its last call; and free, the tokens of the block for which its flow did not
+--                  pay; left out if it is 0
 --   2 reservation  overrun: 0 clamp, 1 debt; and of a divided bucket paid, as in flows, and the flow behind a slash
 --   3 settled      returned clamped void charged owed forgiven: the reply to the settlement
 --   4 run out      overrun void: a reservation whose time ended, and how much of it was void
 -- n are the tokens outstanding, 0 for kinds 3 and 4. {K}:due is a sorted set of the ids by until_us. When the time of a
 -- reservation is over, its tokens go back to the bucket. The tokens of a lease don't, because its holder may have spent
--- them. Kinds 3 and 4 are remembered for a while. So a settlement that is sent again gets the same answer, and one that
--- comes late still charges the tokens that were used.
+-- them. Kinds 3 and 4 are remembered for a while. So a settlement that is sent again gets the same reply, and a late
+-- settlement still charges the tokens that were used.
 local LEASE = 1
 local RESERVATION = 2
 local SETTLED = 3
@@ -32,7 +32,7 @@ end
 local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ids in {K}:due without a record
 local uncounted = false -- {K}:due had an id without a record
 
--- put_text writes the text of a record. If find_due was to drop the id, it no longer does.
+-- put_text writes the text of a record. If find_due was going to drop the id, it no longer does.
 local function put_text(id, ends, text)
   call('HSET', KEYS[4], id, text)
   call('ZADD', KEYS[5], format('%d', ends), id)
@@ -64,8 +64,9 @@ local function drop_record(id)
   try('ZREM', KEYS[5], id)
 end
 
--- count counts again what is outstanding after a key was lost, and restores missing ends from the records. If {K}:due
--- has an id without a record, s.out does not fall. It returns when the last record ends.
+-- count is for a bucket of which a key was lost. It sets s.out to the sum of the records, and restores missing ends
+-- from the records. If {K}:due has an id without a record, s.out does not fall. It returns the instant at which the
+-- last record ends.
 local function count(s)
   local all = try('HGETALL', KEYS[4])
   if all.err then all = {} end
@@ -125,8 +126,9 @@ local function outlive(instant, now)
   for i = 4, 5 do try('PEXPIRE', KEYS[i], format('%d', left)) end -- they may have been deleted
 end
 
--- restore counts what is outstanding in a bucket after its state or its records were lost, so that they disagree on
--- when the first record ends. It returns the tokens then held: under a strict policy, no more than there is room for.
+-- restore counts the outstanding tokens of a bucket again. It is called if the state and the records disagree on when
+-- the first record ends, because one of them was lost. It returns the tokens then held. Under a strict policy these are
+-- no more than there is room for.
 local function restore(s, p, tokens)
   local now = now_us()
   local last = count(s)
@@ -164,8 +166,8 @@ local function read_outstanding(id)
   return nil, s, p, tokens, r
 end
 
--- give_back adds n tokens that are of an era, as many as there is room for. It returns the tokens then held, and how
--- many were returned, were clamped, and are void because the bucket is in another era.
+-- give_back adds n tokens that were taken in an era, up to the room. It returns four numbers: the tokens then held, and
+-- how many of the n tokens were returned, were clamped, and are void because the bucket is in another era.
 local function give_back(s, p, tokens, n, era)
   if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
@@ -173,8 +175,9 @@ local function give_back(s, p, tokens, n, era)
   return tokens + n - clamped, n - clamped, clamped, 0
 end
 
--- end_due ends records whose time is over, at most as many as most. The caller calls find_due afterwards. It returns
--- the tokens then held, and how many were returned, were clamped, are void, and were dropped with leases.
+-- end_due ends records whose time is over. most is the largest number to end. The caller calls find_due afterwards.
+-- end_due returns the tokens then held, and a list: how many tokens were returned, were clamped, are void, and were
+-- dropped with leases.
 local function end_due(s, p, tokens, now, most)
   local sum = {0, 0, 0, 0}
   if s.due == 0 or s.due > now then return tokens, sum end

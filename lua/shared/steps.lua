@@ -1,8 +1,8 @@
 -- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
 -- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
--- That is one text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last instant has not come yet. full_s is the instant, in seconds, a minute after steps alone have filled
--- every bucket of the template twice.
+-- That part is a text of decimal integers with a space between: full_s, and then successive instants of the schedule in
+-- µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute after steps alone
+-- have filled every bucket of the template twice.
 
 -- schedule decodes that text. It returns nil if the text is empty.
 local function schedule(text)
@@ -13,7 +13,8 @@ local function schedule(text)
   return {full = full, instants = instants}
 end
 
--- coming returns the next instant, and the one before it; nil if now is not between the last two instants.
+-- coming returns the last instant, which is the next one to come, and the instant before it. It returns nil if now is
+-- not between these two.
 local function coming(instants, now)
   local latest, following = instants[#instants - 1], instants[#instants]
   if now < latest or following <= now then return nil end
@@ -21,7 +22,7 @@ local function coming(instants, now)
 end
 
 -- first_step returns the first instant that counts as a new step: the middle between the last step that was credited
--- and the next one. An instant before it may be the same step, named by a caller with other data of the time zone.
+-- and the next one. An instant before it may be the same step, from a caller with other data of the time zone.
 local function first_step(s) return s.next > s.step and floor((s.step + s.next) / 2) + 1 or s.step + 1 end
 
 -- uncredited returns how many of the instants have come and are not credited yet. It returns nil if all of them are

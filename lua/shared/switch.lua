@@ -1,4 +1,4 @@
--- Shared by the scripts that put another policy in force, but for refill; it follows bucket and credit.
+-- Shared by the scripts that put another policy in force, except refill; it follows bucket and credit.
 
 -- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
 -- count as credited, because the script doesn't know how many have come.
@@ -9,9 +9,9 @@ local function own_step(s, now)
   return 1
 end
 
--- switch settles a bucket under its policy p and puts q in force. That is no refill. tokens is the number that the
--- bucket holds, and index the value of {K}, or nil. steps is the number of steps to credit; nil for that of own_step.
--- switch returns the tokens then held. The caller writes them, {K} as s.index, and s.
+-- switch credits a bucket under its policy p, and then puts q in force. It does not count as a refill. tokens is the
+-- number of the bucket's tokens. index is the value of {K}, or nil. steps is the number of steps to credit; if it is
+-- nil, own_step decides. switch returns the tokens then held. The caller writes them, {K} as s.index, and s.
 local function switch(s, p, q, tokens, index, now, steps)
   steps = steps or own_step(s, now)
   if (index or 0) == 0 or index == s.index then

@@ -1,4 +1,4 @@
--- Shared by the scripts that answer a take for a flow; it follows denial and division.
+-- Shared by the scripts that make a take for a flow; it follows denial and division.
 --
 -- A turn describes a take, or a run of takes, for a flow. flow, narrow and wide are the places of the flow and of its
 -- teams among the fields that were read. n and leave are as in takes, with leave in tokens. field is the name under
@@ -22,8 +22,8 @@ local function count_refused(use, turn, n)
   if turn.field and n > 0 then call('HINCRBY', use, '/!' .. turn.field, format('%d', n)) end
 end
 
--- turn_us returns the time until a take fits, if no other flow takes any tokens. It fits when the bucket holds the
--- tokens above the floor, or when the bucket holds the tokens and the flow has a right.
+-- turn_us returns the time until the take of a turn fits, if no other flow takes any tokens. It fits when the bucket
+-- holds the tokens above the floor. It also fits when the bucket holds the tokens and the flow has a right.
 local function turn_us(turn, s, p, left, now)
   local each = max(1, turn.n)
   local within = wait_us(s, p, left, each + turn.leave, now)
