@@ -166,8 +166,8 @@ local function read_outstanding(id)
   return nil, s, p, tokens, r
 end
 
--- give_back adds n tokens that were taken in an era, up to the room. It returns four numbers: the tokens then held, and
--- how many of the n tokens were returned, were clamped, and are void because the bucket is in another era.
+-- give_back adds n tokens of an era to the bucket, as far as there is room. It returns four numbers: the tokens then
+-- held, and how many of the n tokens were returned, were clamped, and are void because the bucket is in another era.
 local function give_back(s, p, tokens, n, era)
   if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
