@@ -77,7 +77,7 @@ stderr, or 1 if a file can't be read.`,
 	}
 }
 
-// isNamed reports whether a file has limits by name. If that can't be decided, the file is for Envoy.
+// isNamed reports whether a file has limits by name. If it can't be parsed, it counts as a file for Envoy.
 func isNamed(data []byte) bool {
 	var top map[string]yaml.Node
 	if yaml.Unmarshal(data, &top) != nil {

@@ -14,8 +14,8 @@ import (
 )
 
 const (
-	// callDeadline bounds a call. It is far longer than the SDK's default, since a command starts with a new connection,
-	// and a user at a terminal would rather wait than guess whether tokens were taken.
+	// callDeadline bounds a call. It is far longer than the SDK's default, because a command starts with a new connection.
+	// A user at a terminal prefers to wait over not knowing whether tokens were taken.
 	callDeadline = 5 * time.Second
 	// closeDeadline bounds the wait for calls under way when a command ends.
 	closeDeadline = 3 * time.Second
@@ -27,7 +27,7 @@ type connection struct {
 	fromFlags []fields.Override
 }
 
-// addFlags adds a flag for each of these settings.
+// addFlags adds a flag for each setting of the connection.
 func (c *connection) addFlags(cmd *cobra.Command) {
 	cli.VariableFlags(cmd, redisconn.Variables(), &c.fromFlags)
 }
@@ -59,7 +59,7 @@ func (c *connection) with(do func(*fetch.Client) error) error {
 	return do(client)
 }
 
-// closeClient waits for the client's calls, also when the command was interrupted. A call that still hangs after
+// closeClient waits for the client's calls, even if the command was interrupted. A call that is still under way after
 // closeDeadline does not change the command's result.
 func closeClient(client *fetch.Client) {
 	ctx, cancel := context.WithTimeout(context.Background(), closeDeadline)

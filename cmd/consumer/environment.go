@@ -19,12 +19,12 @@ func variableOf(f *pflag.Flag) string {
 	return serveVariables + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_"))
 }
 
-// describeVariables adds the name of the variable to the description of each flag that the command has so far.
+// describeVariables adds the name of its variable to the description of each flag that the command has so far.
 func describeVariables(cmd *cobra.Command) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Usage += " ($" + variableOf(f) + ")" })
 }
 
-// fromEnvironment sets the flags that the command line does not have from their variables. Commas separate the items of
+// fromEnvironment sets flags from their variables, unless the command line has the flags. Commas separate the items of
 // a list.
 func fromEnvironment(cmd *cobra.Command, environ fields.Environment) error {
 	var known []string

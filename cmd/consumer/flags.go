@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// addTokensFlag adds -n, whose default is the present value of n.
+// addTokensFlag adds -n. Its default is the present value of n.
 func addTokensFlag(cmd *cobra.Command, n *int64, usage string) {
 	cmd.Flags().VarP(cli.Whole("tokens", n, 1, policy.MaxTokens), "tokens", "n", usage)
 }
@@ -39,8 +39,8 @@ func addRequestFlag(cmd *cobra.Command, id *string) {
 	}), "request-id", "name of the request; repeated within a minute, the tokens are taken once")
 }
 
-// takeOptions returns the options of a take: the tokens to leave, and, unless they are empty, the flow and the request
-// id.
+// takeOptions returns the options of a take. They have the tokens to leave. They also have the flow and the request id
+// if these aren't empty.
 func takeOptions(leave policy.Leave, flow, requestID string) []fetch.CallOption {
 	opts := []fetch.CallOption{call.LeaveOption(leave)}
 	if flow != "" {

@@ -20,20 +20,20 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
-// limitFiles are the files that the sidecar follows.
+// limitFiles are the files that the sidecar watches.
 type limitFiles struct {
-	envoy   []string // of rate limits for Envoy
-	named   []string // of limits by name, at most one
+	envoy   []string // files of rate limits for Envoy
+	named   []string // files of limits by name, at most one
 	shadow  bool
 	quota   bool
 	headers bool
 	names   envoy.HeaderNames
 }
 
-// inForce has the limits of the files.
+// inForce has the limits that the files contain.
 type inForce struct {
-	envoy *envoy.Limits // nil: there are no such files
-	named *limits.Set   // nil: there is no such file
+	envoy *envoy.Limits // nil if there are no such files
+	named *limits.Set   // nil if there is no such file
 }
 
 func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
@@ -56,7 +56,7 @@ func (f *limitFiles) validate() error {
 	return nil
 }
 
-// load reads the files anew.
+// load reads the files again.
 func (f *limitFiles) load(rdb redis.UniversalClient, client *fetch.Client, w *envoy.Windows) (inForce, error) {
 	var now inForce
 	if len(f.envoy) > 0 {
@@ -108,14 +108,14 @@ func readAll(path string, files map[string][]byte) error {
 	return nil
 }
 
-// follower puts changed files in force: when they change, and at SIGHUP.
+// follower puts the files in force again when they change, and at SIGHUP.
 type follower struct {
 	*filewatch.Reload
 	ok prometheus.Gauge // 1 unless the last change was refused
 }
 
-// follow begins to watch the files. It is called before they are first read, so that no change after that is missed.
-// The follower must be run or closed.
+// follow begins to watch the files. It must be called before they are first read. Otherwise a change between the two
+// would be missed. The follower must be run or closed.
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w := &follower{Reload: filewatch.NewReload(),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
@@ -123,7 +123,7 @@ func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w.ok.Set(1)
 	for i, path := range f.paths() {
 		if err := w.Watch(path, filewatch.Options{Logger: log, Gone: true}); err != nil {
-			_ = w.Close() // nothing was read from it
+			_ = w.Close() // no file has been read yet
 			flag := "--envoy"
 			if i >= len(f.envoy) {
 				flag = "--limits"
@@ -135,7 +135,7 @@ func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 }
 
 // run calls load after each change of the files, and then use, until ctx ends. If a file is wrong, the limits in force
-// stay.
+// don't change.
 func (w *follower) run(ctx context.Context, load func() (inForce, error), use func(inForce), log hclog.Logger) {
 	w.Run(ctx, func(cause string) {
 		now, err := load()
@@ -150,7 +150,7 @@ func (w *follower) run(ctx context.Context, load func() (inForce, error), use fu
 	})
 }
 
-// use puts the limits in force in a running server.
+// use puts limits in force in a running server.
 func use(server *sidecar.Server, now inForce) {
 	if now.envoy != nil {
 		server.UseEnvoy(now.envoy)

@@ -23,22 +23,22 @@ import (
 
 const (
 	maxLoadConcurrency = 10_000
-	loadConnections    = 128 // more only queue in the server
+	loadConnections    = 128 // more connections would only queue in the server
 	progressEvery      = time.Second
 	gapSample          = 50 * time.Millisecond  // how often the time of the bucket's last refill is read
-	errorPause         = 100 * time.Millisecond // so that an unavailable server gets few calls
+	errorPause         = 100 * time.Millisecond // pause after an error, so that an unavailable server gets few calls
 )
 
 // load is a run of the load generator.
 type load struct {
 	key         string
-	tokens      int64 // per take
+	tokens      int64 // tokens of a take
 	concurrency int
-	rate        policy.Rate // takes; zero: as fast as they are answered
+	rate        policy.Rate // takes per time; zero if there is no limit
 	duration    time.Duration
 	counts      counts
-	flow        string     // of all takes; empty for none
-	flows       int64      // number of flows for which takes are made in turn; 0 for none
+	flow        string     // the flow of all takes; empty if they have none
+	flows       int64      // number of flows that take in turn; 0 if there are none
 	byFlow      loadByFlow // the takes of these flows
 }
 
@@ -110,7 +110,7 @@ Ctrl-C ends the run early, with its report.`,
 	return cmd
 }
 
-// check parses the rate, and returns an error that names the argument or flag that is wrong.
+// check parses the rate. If an argument or flag is wrong, check returns an error that names it.
 func (l *load) check(rate string) (err error) {
 	if l.concurrency < 1 || l.concurrency > maxLoadConcurrency {
 		return fmt.Errorf("--concurrency %d: want 1 to %d", l.concurrency, maxLoadConcurrency)
@@ -134,8 +134,8 @@ func (l *load) check(rate string) (err error) {
 	return nil
 }
 
-// run runs the callers until the duration is over or ctx ends. Takes that have begun are finished, so that every token
-// taken is counted. Progress is written to live, unless that is nil.
+// run runs the callers until the duration is over or ctx ends. It waits for takes that have begun, so that every token
+// taken is counted. It writes progress to live, unless live is nil.
 func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Writer) (report, error) {
 	client, err := fetch.New(rdb, fetch.WithTimeout(callDeadline), fetch.WithConcurrency(l.concurrency))
 	if err != nil {
@@ -193,9 +193,9 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 	return r, nil
 }
 
-// peek reads the bucket with its policy, which the SDK's Peek doesn't return. It calls the SDK's Peek first, because
-// that doesn't wait on a socket beyond ctx and returns errors as the other commands do. A lazy bucket of a template has
-// no policy in Redis, nor has a template's bucket before its first take.
+// peek reads the bucket with its policy, which the SDK's Peek doesn't return. It calls the SDK's Peek first. That call
+// doesn't wait on a socket after the end of ctx, and it returns the same errors as the other commands. Two kinds of
+// buckets have no policy in Redis: a lazy bucket of a template, and a template's bucket before its first take.
 func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.UniversalClient) (lua.PeekReply, error) {
 	if _, err := client.Peek(ctx, l.key); err != nil {
 		return lua.PeekReply{}, err
@@ -209,13 +209,14 @@ func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.Univers
 	return p, err
 }
 
-// take is one of the callers: it takes until ctx ends. begun counts the takes of all callers that have begun.
+// take makes takes in a loop until ctx ends. run starts one such loop for each caller. begun counts the takes that all
+// callers have begun.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
 	for ctx.Err() == nil {
 		from, turn := time.Now(), begun.Add(1)-1
 		if l.rate.Tokens > 0 {
 			after := float64(turn) * float64(l.rate.Per) / float64(l.rate.Tokens)
-			if after > float64(l.duration) { // and perhaps more than a time.Duration holds
+			if after > float64(l.duration) { // it may also exceed the range of a time.Duration
 				<-ctx.Done()
 				return
 			}
@@ -233,8 +234,8 @@ func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start
 	}
 }
 
-// longestGap is the longest time that may have passed between two refills. The time of the last refill is read now and
-// then, so some refills may be missed.
+// longestGap has the longest time that may have passed between two refills. The time of the last refill is only read at
+// intervals, so some refills may be missed.
 type longestGap struct {
 	last    int64 // the time of the last refill that was read, in µs on Redis' clock
 	longest time.Duration
@@ -246,8 +247,8 @@ func (g *longestGap) refilled(at int64) {
 	g.last = at
 }
 
-// watchGaps reads the time of the bucket's last refill again and again until ctx ends. A reading that fails makes a gap
-// longer, which is on the safe side.
+// watchGaps reads the time of the bucket's last refill repeatedly until ctx ends. If a reading fails, the gap appears
+// longer than it is. The computed bound is then too high, never too low.
 func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *longestGap) {
 	for timing.Sleep(ctx.Done(), gapSample) {
 		if p, err := lua.Peek(ctx, rdb, l.key, 1); err == nil {
@@ -256,7 +257,7 @@ func (l *load) watchGaps(ctx context.Context, rdb redis.UniversalClient, gaps *l
 	}
 }
 
-// showProgress writes a line about the takes so far to w each second until ctx ends.
+// showProgress writes a line about the takes so far to w every second until ctx ends.
 func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
 	ticker := time.NewTicker(progressEvery)
 	defer ticker.Stop()

@@ -8,15 +8,14 @@ import (
 	"github.com/tokenrefill/refiller/fetch"
 )
 
-// loadByFlow has the flows for which takes are made, and the tokens that these got. Its methods are safe for concurrent
-// use.
+// loadByFlow has the flows that take, and the numbers of tokens that they got. Its methods are safe for concurrent use.
 type loadByFlow struct {
-	opts [][]fetch.CallOption // of each flow; none if takes name no flow
-	got  []atomic.Int64       // tokens of each flow; none unless there are several
+	opts [][]fetch.CallOption // by flow; empty if takes name no flow
+	got  []atomic.Int64       // tokens by flow; empty unless there are several flows
 }
 
-// newLoadByFlow returns a loadByFlow for the flow with a name or, if the name is empty, for a number of flows in turn;
-// 0 for none.
+// newLoadByFlow returns a loadByFlow for the named flow. If the name is empty, it is for a number of flows that take in
+// turn, or for none if flows is 0.
 func newLoadByFlow(flow string, flows int64) loadByFlow {
 	if flow != "" {
 		return loadByFlow{opts: [][]fetch.CallOption{{fetch.WithFlow(flow)}}}
@@ -43,7 +42,7 @@ func (l *loadByFlow) add(turn int64, r fetch.Result) {
 	}
 }
 
-// parts is what the flows of a run got, in tokens per second of each.
+// parts has the rates that the flows of a run got, in tokens per second.
 type parts struct {
 	Flows int     `json:"flows"`
 	Least float64 `json:"least_per_s"`
@@ -51,7 +50,7 @@ type parts struct {
 	Most  float64 `json:"most_per_s"`
 }
 
-// report returns what the flows got in the time elapsed. It returns nil unless --flows was given.
+// report returns the rates of the flows during the time elapsed. It returns nil unless --flows was given.
 func (l *loadByFlow) report(elapsed time.Duration) *parts {
 	if len(l.got) == 0 {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-const maxLatency = time.Hour // the histogram's last value
+const maxLatency = time.Hour // the largest value of the histogram
 
 // counts counts the takes so far by their results. Callers are spread over stripes, so that they queue less for a lock.
 type counts struct {
@@ -27,14 +27,14 @@ type stripe struct {
 	lastErr error
 }
 
-// stats are counts of takes.
+// stats has counts of takes.
 type stats struct {
 	takes, errors int64
-	redis, memory answers // from Redis, and from memory
-	beyond        int64   // tokens that the bucket didn't give: those of its degraded mode and of shadow mode
+	redis, memory answers // takes by calls of Redis, and from memory
+	beyond        int64   // tokens that the bucket didn't give, because of its degraded mode or shadow mode
 }
 
-// answers are takes that were answered.
+// answers counts the takes that got a result.
 type answers struct {
 	admittedTakes, admitted, denied int64
 	latency                         *hdrhistogram.Histogram // µs; nil before the first
@@ -46,7 +46,7 @@ func (a *answers) add(r fetch.Result, latency time.Duration) {
 	if a.latency == nil {
 		a.latency = newHistogram()
 	}
-	_ = a.latency.RecordValue(min(max(1, latency.Microseconds()), maxLatency.Microseconds())) // within its range
+	_ = a.latency.RecordValue(min(max(1, latency.Microseconds()), maxLatency.Microseconds())) // can't fail
 	if r.OK {
 		a.admittedTakes++
 		a.admitted += r.Taken
@@ -103,7 +103,7 @@ func (c *counts) snapshot() stats {
 	return sum
 }
 
-// lastError is one of the latest errors, nil if there was none.
+// lastError returns one of the latest errors. It returns nil if there was none.
 func (c *counts) lastError() error {
 	for i := range c.stripes {
 		s := &c.stripes[i]
@@ -129,20 +129,20 @@ type report struct {
 	Admitted       int64    `json:"admitted"` // tokens
 	AdmittedTakes  int64    `json:"admitted_takes"`
 	Denied         int64    `json:"denied"` // takes
-	Errors         int64    `json:"errors"` // takes, whose tokens may have been taken
+	Errors         int64    `json:"errors"` // takes that failed; their tokens may have been taken
 	LastError      string   `json:"last_error,omitempty"`
 	Flows          *parts   `json:"flows,omitempty"`
-	Redis          answered `json:"asked_redis"`   // several takes may share a call
-	Memory         answered `json:"from_memory"`   // remembered denials, tokens leased, the degraded mode
-	Beyond         int64    `json:"beyond_bucket"` // of Admitted: what the degraded mode or shadow mode let by
+	Redis          answered `json:"asked_redis"`   // takes by calls of Redis; several takes may share a call
+	Memory         answered `json:"from_memory"`   // from remembered denials, leased tokens or the degraded mode
+	Beyond         int64    `json:"beyond_bucket"` // tokens in Admitted that the degraded mode or shadow mode allowed
 
-	Bound        *int64 `json:"bound"` // the most tokens that the policy allows; null if not known
+	Bound        *int64 `json:"bound"` // the most tokens that the policy allows; null if unknown
 	BoundText    string `json:"bound_is,omitempty"`
-	BoundUnknown string `json:"bound_unknown,omitempty"` // why
+	BoundUnknown string `json:"bound_unknown,omitempty"` // why Bound is unknown
 	WithinBound  *bool  `json:"within_bound"`
 }
 
-// answered are takes that were answered in the same way.
+// answered has the numbers of takes that got their result in the same way.
 type answered struct {
 	Takes          int64    `json:"takes"`
 	TakesPerSecond float64  `json:"takes_per_s"`
@@ -166,7 +166,7 @@ func (a answers) report(elapsed time.Duration) answered {
 	return out
 }
 
-// latency is in milliseconds.
+// latency has percentiles in milliseconds.
 type latency struct {
 	P50  float64 `json:"p50"`
 	P90  float64 `json:"p90"`
@@ -192,7 +192,7 @@ func (l *load) report(elapsed time.Duration) report {
 	return r
 }
 
-// setBound compares what the bucket gave with the most that its policy allows in the time elapsed since p was read.
+// setBound compares the tokens that the bucket gave with the bound of its policy. elapsed is the time since p was read.
 func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 	bound, text, unknown := bound(p, elapsed, gap)
 	if unknown != "" {
@@ -205,10 +205,10 @@ func (r *report) setBound(p lua.PeekReply, elapsed, gap time.Duration) {
 	r.WithinBound = &within
 }
 
-// bound returns the most tokens that a bucket in state p can admit within elapsed, with an explanation, if no gap
-// between two refills was longer than gap. If the bound is not known, unknown has the reason. The first refill also
-// credits time before the run. No refill credits a longer time than the policy allows. If the bucket is a pool's, its
-// rate is that of its grant or its floor, whichever is higher.
+// bound returns the most tokens that a bucket in state p can admit within elapsed, with an explanation. It assumes that
+// no gap between two refills was longer than gap. If the bound is unknown, unknown has the reason. The first refill
+// also credits time before the run, but no refill credits more time than the policy allows. For the bucket of a pool,
+// bound uses the rate of its grant or of its floor, whichever is higher.
 func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unknown string) {
 	t := *p.Terms
 	if t.Kind == policy.Stepped {
@@ -225,7 +225,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 	t.Tokens = max(t.Tokens, t.GrantTokens)
 	rate := t.Rate()
 	gap = min(max(gap, micro(t.Interval)), micro(t.MaxElapsed))
-	due, slack := rate.Over(elapsed)+1, rate.Over(gap) // a started token counts
+	due, slack := rate.Over(elapsed)+1, rate.Over(gap) // a token that has begun to fall due counts
 	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d of %s between two refills",
 		t.Capacity, due, elapsed.Round(time.Millisecond), rate.InUnits(), slack, gap.Round(time.Millisecond))
 	return t.Capacity + due + slack, text, ""
@@ -233,7 +233,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 
 func micro(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// micros returns a latency, rounded for people.
+// micros returns a latency, rounded for readers.
 func micros(us int64) time.Duration {
 	d := micro(us)
 	if d > 10*time.Millisecond {
@@ -242,10 +242,10 @@ func micros(us int64) time.Duration {
 	return d
 }
 
-// labels is how many columns come before the text of a report's lines.
+// labels is the number of columns before the text of a report's lines.
 const labels = 11
 
-// text returns the report to read, for a terminal of width columns; 0 is no limit.
+// text returns the report as text, for a terminal of width columns. A width of 0 means no limit.
 func (r report) text(width int) string {
 	var b strings.Builder
 	line := func(name, format string, args ...any) {

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	redisconn.SetLogger(nil) // what matters is in the errors
+	redisconn.SetLogger(nil) // errors of commands have the important information
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second signal ends the process at once
 	os.Exit(run(ctx, os.Args[1:], cli.ProcessEnv()))

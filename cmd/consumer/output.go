@@ -31,7 +31,7 @@ func (o *output) print(w io.Writer, text string, value any) error {
 	return nil
 }
 
-// held describes what a bucket holds.
+// held describes how many tokens a bucket holds.
 func held(r fetch.Result) string {
 	text := fmt.Sprintf("%d tokens", r.Remaining)
 	if r.Limit > 0 {
@@ -40,7 +40,7 @@ func held(r fetch.Result) string {
 	return text
 }
 
-// in returns the time that is d from now in words, such as "in 5s".
+// in describes the time that is d from now, for example as "in 5s".
 func in(d time.Duration) string {
 	switch {
 	case d == fetch.Never:
@@ -50,7 +50,7 @@ func in(d time.Duration) string {
 	case d > time.Millisecond:
 		d = d.Round(time.Millisecond)
 	}
-	text := d.String() // 1h0m0s
+	text := d.String() // for example 1h0m0s
 	if strings.HasSuffix(text, "m0s") {
 		text = strings.TrimSuffix(text, "0s")
 	}

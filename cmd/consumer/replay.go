@@ -19,7 +19,7 @@ import (
 
 const maxTop = 10_000
 
-// replayFlags are the flags of replay, read and in range.
+// replayFlags has the parsed flags of replay, whose values are in range.
 type replayFlags struct {
 	keyBy    string
 	time     string
@@ -103,7 +103,7 @@ With X-Forwarded-For in front of a line, or in Envoy's and Istio's, ip is its fi
 }
 
 func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader, stdout, stderr io.Writer) error {
-	// The policy is checked before a file is opened or standard input is read.
+	// Check the policy before a file is opened or standard input is read.
 	if _, err := replay.NewBuckets(f.capacity, f.rate); err != nil {
 		return cli.Usage(fmt.Errorf("--capacity, --rate: %w", err))
 	}
@@ -143,7 +143,7 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 	return stopped
 }
 
-// openLog opens the log and returns its size, -1 unless it is a regular file.
+// openLog opens the log and returns its size. The size is -1 if the log is not a regular file.
 func openLog(name string, stdin io.Reader) (log io.ReadCloser, size int64, err error) {
 	if name == "-" {
 		return io.NopCloser(stdin), -1, nil
@@ -167,19 +167,19 @@ func openLog(name string, stdin io.Reader) (log io.ReadCloser, size int64, err e
 	return file, info.Size(), nil
 }
 
-// interruptible returns a reader of r that fails once ctx has ended. A read of a terminal or a pipe can't be
-// interrupted, so the goroutine may stay in one until r has more, is closed, or the process ends.
+// interruptible returns a reader of r that fails once ctx has ended. Reading from a terminal or a pipe can't be
+// interrupted. So the goroutine may be blocked until r has more data, r is closed, or the process ends.
 func interruptible(ctx context.Context, r io.Reader) io.Reader {
 	out, in := io.Pipe()
 	context.AfterFunc(ctx, func() { in.CloseWithError(ctx.Err()) })
 	go func() {
 		_, err := io.Copy(in, r)
-		in.CloseWithError(err) // EOF if nil
+		in.CloseWithError(err) // a nil error becomes EOF
 	}()
 	return out
 }
 
-// countingReader counts what is read.
+// countingReader counts the bytes that are read.
 type countingReader struct {
 	r io.Reader
 	n int64

@@ -12,13 +12,13 @@ import (
 )
 
 const (
-	// progressInterval is the least time between two lines of progress.
+	// progressInterval is the shortest time between two lines of progress.
 	progressInterval = 200 * time.Millisecond
-	// maxKeyWidth is how much of a key a table shows, in characters.
+	// maxKeyWidth is the largest number of characters of a key that a table shows.
 	maxKeyWidth = 60
 )
 
-// writeTable writes the report for people.
+// writeTable writes the report as tables.
 func writeTable(w io.Writer, out replayOutput) error {
 	var b bytes.Buffer
 	total := out.Total
@@ -59,7 +59,7 @@ func writeTable(w io.Writer, out replayOutput) error {
 	return err
 }
 
-// writeTop lists the keys that had requests denied.
+// writeTop lists the keys whose requests were denied.
 func writeTop(w io.Writer, top []replay.Key) error {
 	if len(top) == 0 || top[0].Denied == 0 {
 		return nil
@@ -87,7 +87,7 @@ func clockText(t time.Time) string { return t.UTC().Format(time.DateTime) }
 // printable returns the start of a text from the log. The text is quoted if it has control characters.
 func printable(s string) string { return terminal.Cut(terminal.Text(s), maxKeyWidth) }
 
-// replayProgress shows on one line of a terminal how far the replay is.
+// replayProgress shows the progress of the replay on one line of a terminal.
 type replayProgress struct {
 	w     io.Writer
 	read  *countingReader
@@ -95,7 +95,7 @@ type replayProgress struct {
 	shown time.Time
 }
 
-// show rewrites the line, unless it was just written. It is called before every request.
+// show rewrites the line, unless it was rewritten a short time ago. It is called before every request.
 func (p *replayProgress) show(total replay.Total, clock int64) {
 	if total.Requests == 0 || time.Since(p.shown) < progressInterval {
 		return

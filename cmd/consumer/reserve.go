@@ -125,7 +125,7 @@ func newEndCommand(e env, used *int64) *cobra.Command {
 	return cmd
 }
 
-// describeSettlement returns the numbers of a settlement in words. It leaves out those that are 0.
+// describeSettlement describes the numbers of a settlement. It leaves out numbers that are 0.
 func describeSettlement(s fetch.Settlement) string {
 	text := "settled"
 	if s.Again {

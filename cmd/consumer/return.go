@@ -24,7 +24,7 @@ func newReturnCommand(e env) *cobra.Command {
 				if err := c.Return(cmd.Context(), key, n); err != nil {
 					return err
 				}
-				dropped := c.Stats().Clamped // of this call, as there was no other
+				dropped := c.Stats().Clamped // of this call, because the client made no other
 				text := "gave back: " + plural(n-dropped)
 				if dropped > 0 {
 					text += fmt.Sprintf("; %d dropped, which the bucket can't hold", dropped)

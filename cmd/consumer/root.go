@@ -19,7 +19,7 @@ import (
 // exitDenied is the exit code if the bucket has too few tokens. Package cli has the other exit codes.
 const exitDenied = 3
 
-// env is the part of the process that a command may use.
+// env is the part of the process that a command may use, such as its output and its environment.
 type env = cli.Env
 
 // commands makes the subcommands, in the order in which the help lists them.
@@ -40,7 +40,7 @@ var commands = []func(env) *cobra.Command{
 	func(e env) *cobra.Command { return cli.VersionCommand("consumer", e.Stdout) },
 }
 
-// errDenied ends a command whose denial is already on stdout.
+// errDenied ends a command that has already written a denial to stdout.
 var errDenied = errors.New("denied")
 
 // run runs the command that the arguments name and returns the exit code.
@@ -58,7 +58,7 @@ func run(ctx context.Context, args []string, e env) int {
 // isInvalid reports whether an error is about an argument or a flag.
 func isInvalid(err error) bool { return limit.OutcomeOf(err).HTTP == http.StatusBadRequest }
 
-// withAdvice returns the text of an error, and a line with what to do about it if there is advice.
+// withAdvice returns the text of an error. If there is advice about the error, a line with the advice follows.
 func withAdvice(err error) string {
 	if what := advice(err); what != "" {
 		return err.Error() + "\n" + what
@@ -66,7 +66,7 @@ func withAdvice(err error) string {
 	return err.Error()
 }
 
-// advice returns what to do about an error; empty if there is no advice.
+// advice returns a line of advice about an error. It is empty if there is none.
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
@@ -120,5 +120,5 @@ Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds 
 	return root
 }
 
-// oneKey checks that a command gets the bucket's name and nothing else.
+// oneKey checks that a command has exactly one argument, the bucket's name.
 var oneKey = cli.Positional(cobra.ExactArgs(1))

@@ -27,7 +27,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
-// connectTime bounds the wait for Redis before the first call is accepted.
+// connectTime bounds the wait for Redis before the sidecar accepts its first call.
 const connectTime = 2 * time.Second
 
 // serve has the values of the sidecar's flags.
@@ -196,8 +196,8 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	return server.Run(cmd.Context())
 }
 
-// connect prepares the client, so that its first call takes no longer than others. If Redis does not answer, the
-// sidecar serves all the same: the buckets' degraded modes apply.
+// connect prepares the client, so that its first call takes no longer than later calls. If Redis does not answer, the
+// sidecar serves nevertheless, and the buckets' degraded modes apply.
 func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
 	ctx, cancel := context.WithTimeout(ctx, connectTime)
 	defer cancel()
@@ -206,7 +206,7 @@ func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
 	}
 }
 
-// check completes the options, or returns an error that names the flag or the file that is wrong.
+// check completes the options. If a flag or a file is wrong, it returns an error that names it.
 func (s *serve) check(e env) (err error) {
 	s.options.Logger, err = s.logger(e)
 	if err != nil {
@@ -233,7 +233,8 @@ func (s *serve) check(e env) (err error) {
 	return err
 }
 
-// logAddresses logs where the server listens, and which addresses let every client on the network take tokens.
+// logAddresses logs the addresses on which the server listens. It warns about addresses on which any client of the
+// network can take tokens.
 func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
 	for protocol, addresses := range map[string][]net.Addr{
 		"http": server.HTTPAddrs(), "admin": server.AdminAddrs(), "grpc": server.GRPCAddrs(),
@@ -272,7 +273,7 @@ func (s *serve) serverTLS() (*tls.Config, error) {
 	return s.tls.Config()
 }
 
-// given returns the addresses without those that are empty or "none".
+// given returns the addresses, except those that are empty or "none".
 func given(addresses []string) []string {
 	return slices.DeleteFunc(addresses, func(a string) bool { return strings.TrimSpace(a) == "" || a == "none" })
 }

@@ -71,7 +71,7 @@ func parseRequest(s string) (fetch.Request, error) {
 	return fetch.Request{Key: s[:at], N: n}, nil
 }
 
-// describeAll describes the result of each request, on a line of its own.
+// describeAll describes the result of each request on a separate line.
 func describeAll(reqs []fetch.Request, r fetch.AllResult) string {
 	lines := make([]string, len(reqs))
 	for i, one := range r.Results {

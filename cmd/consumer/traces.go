@@ -18,8 +18,8 @@ import (
 // exportTime bounds the export of the last spans when the sidecar ends.
 const exportTime = 3 * time.Second
 
-// newTraces makes a provider that exports spans as the variables of OpenTelemetry say; nil if they name no address.
-// shutdown exports the last spans.
+// newTraces makes a provider that exports spans as the variables of OpenTelemetry say. provider is nil if they name no
+// address. shutdown exports the last spans.
 func newTraces(ctx context.Context, environ fields.Environment, log hclog.Logger) (
 	provider *sdktrace.TracerProvider, shutdown func(), err error,
 ) {

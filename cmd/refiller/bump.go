@@ -40,7 +40,7 @@ whose version is below the one in force.`,
 	return cmd
 }
 
-// run raises the version in the file at path, and writes the old and the new one to stdout.
+// run raises the version in the file at path. It writes the old and the new version to stdout.
 func (b *bumper) run(ctx context.Context, path string) error {
 	field := config.VersionField
 	if b.pools {
@@ -54,7 +54,7 @@ func (b *bumper) run(ctx context.Context, path string) error {
 			return err
 		}
 	}
-	target, err := filepath.EvalSymlinks(path) // otherwise a file would replace the link
+	target, err := filepath.EvalSymlinks(path) // otherwise the link would be replaced by a file
 	if err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (b *bumper) run(ctx context.Context, path string) error {
 	return line(b.Stdout, fmt.Sprintf("%s: %s %d → %d", path, field, from, to))
 }
 
-// inForce returns the highest version of the buckets and templates, or of the pools, that is in force.
+// inForce returns the highest version in force, either of the buckets and templates or of the pools.
 func (b *bumper) inForce(ctx context.Context, path string) (int64, error) {
 	cfg, err := loadFile(b.env, path, "", b.fromFlags)
 	if err != nil {
@@ -93,7 +93,7 @@ func (b *bumper) inForce(ctx context.Context, path string) (int64, error) {
 	return report.Version, nil
 }
 
-// replaceFile replaces a file atomically. Otherwise a replica that watches it might read half of it.
+// replaceFile replaces a file atomically. Otherwise a replica that watches the file might read half of it.
 func replaceFile(path string, text []byte) (err error) {
 	info, err := os.Stat(path)
 	if err != nil {

@@ -57,7 +57,7 @@ with the variables of extraEnv in place of those of this program.`,
 	return cmd
 }
 
-// checked is the answer of check in JSON.
+// checked is the output of check in JSON.
 type checked struct {
 	File     string          `json:"file"`
 	OK       bool            `json:"ok"`
@@ -98,15 +98,14 @@ func (c *checker) run(ctx context.Context, path string) error {
 	return err
 }
 
-// compared compares the configuration with what is in force.
+// compared compares the configuration with the policies in force.
 func (c *checker) compared(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	ctx, cancel := context.WithTimeout(ctx, diffTimeout)
 	defer cancel()
 	return compare(ctx, cfg)
 }
 
-// judge adds the changes that replicas would refuse to the answer. If there are any, it returns an error that lists
-// them.
+// judge adds the changes that replicas would refuse to answer. If there are any, it returns an error that lists them.
 func (c *checker) judge(answer *checked, report drift.Report) error {
 	answer.Refused = report.Refused()
 	if len(answer.Refused) == 0 {
@@ -117,7 +116,8 @@ func (c *checker) judge(answer *checked, report drift.Report) error {
 	return fmt.Errorf("%s: %w:\n%s%s", answer.File, errRefused, describeChanges(answer.Refused), raising(answer.Refused))
 }
 
-// raising returns the commands after which a refused configuration would take effect, one a line.
+// raising returns the commands that raise versions so that replicas accept the configuration. Each command is on one
+// line.
 func raising(refused []drift.Change) string {
 	text := ""
 	for _, c := range refused {
@@ -132,7 +132,7 @@ func raising(refused []drift.Change) string {
 	return strings.TrimSuffix(text, "\n")
 }
 
-// write writes the answer for a valid configuration as text.
+// write writes the output for a valid configuration as text.
 func (c *checker) write(answer checked, cfg config.Config) error {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s: ok: %s\n", answer.File, answer.Summary)
@@ -148,7 +148,7 @@ func (c *checker) write(answer checked, cfg config.Config) error {
 	return err
 }
 
-// load reads the configuration from its file, or with --helm-values from values of the Helm chart.
+// load reads the configuration from its file. With --helm-values it reads it from values of the Helm chart.
 func (c *checker) load(path string) (config.Config, error) {
 	if !c.helmValues {
 		return loadFile(c.env, path, c.shared, c.fromFlags)
@@ -174,8 +174,8 @@ func (c *checker) load(path string) (config.Config, error) {
 	return config.Load(source)
 }
 
-// loadFile reads the configuration that the argument path names; - means stdin. The document in the file shared, unless
-// that is empty, replaces parts of it. The environment and flags replace parts of both.
+// loadFile reads the configuration from the file that path names; "-" means stdin. If shared is not empty, the document
+// in that file replaces parts of it. The environment and the flags replace parts of both.
 func loadFile(e env, path, shared string, flags []config.Override) (config.Config, error) {
 	name, data, err := readArgument(e, path)
 	if err != nil {
@@ -188,8 +188,8 @@ func loadFile(e env, path, shared string, flags []config.Override) (config.Confi
 	return config.Load(config.Source{Path: name, Data: data, Shared: doc, Env: e.Environ, Flags: flags})
 }
 
-// readArgument reads the file that an argument names; - means stdin. It returns the name of the file for messages and
-// its data. Of a file that is too large it reads only so much that this is known.
+// readArgument reads the file that an argument names; "-" means stdin. It returns the name of the file for messages,
+// and its data. If a file is too large, readArgument reads only enough of it to find that out.
 func readArgument(e env, path string) (name string, data []byte, err error) {
 	if path == "-" {
 		data, err = io.ReadAll(io.LimitReader(e.Stdin, fields.MaxSize+1))
@@ -210,7 +210,7 @@ func readArgument(e env, path string) (name string, data []byte, err error) {
 	return path, data, nil
 }
 
-// sharedFile reads the file of a document that replicas share. If path is empty, there is no such document.
+// sharedFile reads the file of a document that replicas share. If path is empty, it returns no document.
 func sharedFile(path string) (config.Shared, error) {
 	if path == "" {
 		return config.Shared{}, nil

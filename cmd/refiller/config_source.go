@@ -13,11 +13,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/etcdconn"
 )
 
-// configSource reads a replica's configuration: from its file, which the environment and flags override, and from the
-// document in etcd that all replicas share.
+// configSource reads a replica's configuration from its file and from a document in etcd that all replicas share. The
+// environment and flags override both.
 type configSource struct {
 	config.Source
-	shared *etcdconn.Key // nil: nothing is shared
+	shared *etcdconn.Key // nil if there is no shared document
 
 	of  content // the texts from which cfg was read; zero if there is no cfg
 	cfg config.Config
@@ -29,8 +29,9 @@ type content struct {
 	shared string
 }
 
-// load returns the configuration from the file and from the shared document as it was last read from etcd. If neither
-// has changed since the last call, it returns the remembered configuration, because parsing a large file takes a while.
+// load returns the configuration from the file and the shared document. It uses the value of the document that was last
+// read from etcd. If neither has changed since the last call, it returns the remembered configuration, because parsing
+// a large file is slow.
 func (s *configSource) load() (config.Config, error) {
 	before, beforeErr := s.currentContent()
 	if beforeErr == nil && before == s.of {
@@ -45,7 +46,7 @@ func (s *configSource) load() (config.Config, error) {
 	return cfg, err
 }
 
-// currentContent identifies the texts that read would read now.
+// currentContent identifies the texts from which read would read the configuration now.
 func (s *configSource) currentContent() (content, error) {
 	file, err := filewatch.Sum(s.Path)
 	c := content{file: file}
@@ -65,7 +66,7 @@ func (s *configSource) read() (config.Config, error) {
 }
 
 // openShared opens a client of etcd, and adds the key of the shared document to the source. It reads nothing. cfg is
-// the configuration from the file: it has the addresses of etcd and the prefix of the key.
+// the configuration from the file. It has the addresses of etcd and the prefix of the key.
 func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
 		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
@@ -79,8 +80,8 @@ func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtc
 }
 
 // loadAtStart returns the configuration with which a replica starts. If the shared document can't be read or is
-// invalid, it returns the configuration from the file alone, and as its second result the reason why the document is
-// not used.
+// invalid, it returns the configuration from the file alone. In this case wrong is the reason why the document is not
+// used.
 func (s *configSource) loadAtStart(ctx context.Context) (cfg config.Config, wrong, err error) {
 	if s.shared == nil {
 		cfg, err = s.load()

@@ -7,11 +7,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/config"
 )
 
-// connection has the settings with which a command reaches the servers. They come from a configuration file, which may
-// be missing, from variables, which replace those of the file, and from flags, which replace either.
+// connection has the settings with which a command reaches the servers. They come from a configuration file, from
+// variables and from flags. Variables override the file, and flags override both. The file may be missing.
 type connection struct {
 	env
-	path      string // of the file; empty: there is none
+	path      string // of the file; empty if there is none
 	fromFlags []config.Override
 }
 
@@ -21,12 +21,13 @@ func (c *connection) addFlags(cmd *cobra.Command, families ...string) {
 	c.addServerFlags(cmd, families...)
 }
 
-// addServerFlags adds the flags of configuration variables whose names begin with one of the families, such as redis.
+// addServerFlags adds the flags of configuration variables in the given families. A family is a prefix of names, such
+// as redis.
 func (c *connection) addServerFlags(cmd *cobra.Command, families ...string) {
 	cli.VariableFlags(cmd, config.Variables(), &c.fromFlags, families...)
 }
 
-// load reads the configuration. Without a file it has only the settings that reach the servers.
+// load reads the configuration. Without a file the configuration has only the settings that reach the servers.
 func (c *connection) load() (config.Config, error) {
 	if c.path == "" {
 		return config.Connections(c.Environ, c.fromFlags...)

@@ -17,8 +17,8 @@ import (
 // deleted is the result of the deletion of a bucket.
 type deleted struct {
 	Key    string `json:"key"`
-	Keys   int64  `json:"keys"`   // how many were deleted
-	Tokens int64  `json:"tokens"` // how many the bucket held
+	Keys   int64  `json:"keys"`   // number of keys that were deleted
+	Tokens int64  `json:"tokens"` // number of tokens that the bucket held
 }
 
 func deleteCommand(e env) *cobra.Command {
@@ -38,7 +38,7 @@ Records of request ids expire by themselves. An override stays: limit unset ends
 	return cmd
 }
 
-// delete deletes a bucket, writes an audit line to the log, and the answer to stdout.
+// delete deletes a bucket. It writes an audit line to the log, and the result to stdout.
 func (o *operation) delete(ctx context.Context, key string) error {
 	if err := lua.CheckKey(key); err != nil {
 		return cli.Usage(err)
@@ -63,7 +63,7 @@ func (o *operation) delete(ctx context.Context, key string) error {
 	})
 }
 
-// deleteBucket deletes a bucket's keys with one command. If key is not a bucket, it deletes nothing and returns an
+// deleteBucket deletes a bucket's keys with one command. If there is no such bucket, it deletes nothing and returns an
 // error.
 func deleteBucket(ctx context.Context, rdb redis.UniversalClient, key string) (deleted, error) {
 	d := deleted{Key: key}

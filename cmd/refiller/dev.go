@@ -48,7 +48,7 @@ in-order and divided.`,
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
-			// If the terminal is closed, or the reader of the output ends, the playground ends as after Ctrl-C.
+			// The playground ends as after Ctrl-C if the terminal is closed or the reader of its output ends.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
 			if err := checkKind(cmd); err != nil {
@@ -84,15 +84,14 @@ in-order and divided.`,
 	return cmd
 }
 
-// goRun reports whether a program was started by go run, which puts programs into a temporary directory or the build
-// cache.
+// goRun reports whether go run started a program. go run puts programs into a temporary directory or the build cache.
 func goRun(program, cache string) bool {
 	built := func(dir string) bool { return strings.HasPrefix(dir, "go-build") }
 	return slices.ContainsFunc(strings.Split(filepath.ToSlash(program), "/"), built) ||
 		cache != "" && strings.HasPrefix(program, filepath.Clean(cache)+string(filepath.Separator))
 }
 
-// checkKind checks that the flags go together: with --regions there are others than without.
+// checkKind checks that the flags can be combined. With --regions other flags are allowed than without it.
 func checkKind(cmd *cobra.Command) error {
 	with := cmd.Flags().Changed("regions")
 	others := []string{"cut", "cut-after", "cut-for"}
@@ -111,7 +110,7 @@ func checkKind(cmd *cobra.Command) error {
 	return nil
 }
 
-// asUsage marks an error about options as wrong usage.
+// asUsage marks an error about options as wrong usage, and returns other errors as they are.
 func asUsage(err error) error {
 	if errors.Is(err, dev.ErrOptions) {
 		return cli.Usage(err)

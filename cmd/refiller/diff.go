@@ -18,10 +18,10 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/drift"
 )
 
-// diffTimeout bounds a comparison, which reads every bucket.
+// diffTimeout bounds a comparison. A comparison reads every bucket.
 const diffTimeout = 2 * time.Minute
 
-// errDifferent ends a command that found differences, which are on stdout.
+// errDifferent ends a command that has written differences to stdout.
 var errDifferent = errors.New("there are differences")
 
 func diffCommand(e env) *cobra.Command {
@@ -65,7 +65,7 @@ With --shared DOC the document DOC is laid over the file, as run --config-etcd d
 	return cmd
 }
 
-// compare compares a configuration with what is in force in the Redis and etcd that it names.
+// compare compares a configuration with the policies in force in the Redis and etcd that it names.
 func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	rdb, err := redisconn.Open(cfg.Redis)
 	if err != nil {
@@ -83,7 +83,7 @@ func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	return drift.Read(ctx, cfg, rdb, etcd)
 }
 
-// writeDiff writes the changes, or "no change", and then the other lines of the report.
+// writeDiff writes the changes, or "no change" if there are none. The notes of the report follow.
 func writeDiff(w io.Writer, r drift.Report) error {
 	text := describeChanges(r.Changes)
 	if len(r.Changes) == 0 {
@@ -96,8 +96,8 @@ func writeDiff(w io.Writer, r drift.Report) error {
 	return err
 }
 
-// describeChanges returns a line for each change and one for each of its fields. For a version there are no lines of
-// fields.
+// describeChanges returns a line for each change and a line for each of its fields. A change of a version has no lines
+// for fields.
 func describeChanges(changes []drift.Change) string {
 	var b strings.Builder
 	signs := map[string]string{drift.Added: "+", drift.Changed: "~", drift.Removed: "-", drift.Conflict: "!"}

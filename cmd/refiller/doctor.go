@@ -51,7 +51,7 @@ consumers, which --redis-username and the password name.`,
 			if err != nil {
 				return err
 			}
-			defer func() { _ = rdb.Close() }() // the examination is over
+			defer func() { _ = rdb.Close() }() // the examination is over, so the error doesn't matter
 			names := doctor.NamesOf(cfg, cfg.Redis.URL.Kind == redisconn.Cluster)
 			names.Any = conn.path == ""
 			findings := doctor.Redis(ctx, rdb, role, names)
@@ -78,11 +78,11 @@ consumers, which --redis-username and the password name.`,
 	return cmd
 }
 
-// rights are the least rights of the users of Redis, in the form of users.acl.
+// rights has the smallest rights of the users of Redis, in the format of users.acl.
 type rights struct {
 	Refiller string `json:"refiller"`
 	Consumer string `json:"consumer"`
-	Limiters string `json:"limiters"` // the commands that a consumer with limiters needs in addition
+	Limiters string `json:"limiters"` // further commands for a consumer with limiters
 }
 
 func rightsOf(names doctor.Names) rights {
@@ -93,7 +93,7 @@ func rightsOf(names doctor.Names) rights {
 	}
 }
 
-// text returns the rights with explanations for people.
+// text returns the rights with explanations.
 func (r rights) text(names doctor.Names) string {
 	text := `
 The least rights of refillers, and of these commands (add >PASSWORD):
@@ -110,7 +110,8 @@ each limiter's keys: ` + r.Limiters
 	return text
 }
 
-// examined returns the keys of the configuration's buckets, and for each template a key to which it applies.
+// examined returns the keys of the configuration's buckets. For each template it adds a key to which the template
+// applies.
 func examined(cfg config.Config) []string {
 	var keys []string
 	for _, b := range cfg.Buckets {
@@ -125,15 +126,15 @@ func examined(cfg config.Config) []string {
 	return keys
 }
 
-// elected is an election to examine, and its etcd.
+// elected is an election that is examined, with its etcd.
 type elected struct {
 	config.Etcd
 	section, prefix string
 	does            string // the role of the elected replica; empty if no replica is elected
 }
 
-// elections returns the elections of a configuration. Without a file the mode isn't known: replicas are assumed to
-// elect a leader.
+// elections returns the elections of a configuration. Without a file, the mode is unknown, and elections assumes that
+// replicas elect a leader.
 func elections(cfg config.Config, file bool) (list []elected) {
 	pools := elected{cfg.PoolRegistry, "pool_registry", cfg.PoolsPrefix(), "coordinates the pools"}
 	switch e := (elected{cfg.Election.Etcd, "election", cfg.RefillPrefix(), "leads"}); {
@@ -153,13 +154,13 @@ func elections(cfg config.Config, file bool) (list []elected) {
 	return list
 }
 
-// examine examines the etcd of an election, and reads which replica is elected.
+// examine checks the etcd of an election, and reads which replica is elected.
 func (e elected) examine(ctx context.Context) []doctor.Finding {
 	client, err := etcdconn.Open(e.Options)
 	if err != nil {
 		return []doctor.Finding{doctor.Etcd(e.section, "", err)}
 	}
-	defer func() { _ = client.Close() }() // the examination is over
+	defer func() { _ = client.Close() }() // the examination is over, so the error doesn't matter
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	leader, err := leaderOf(ctx, client, e.prefix)
@@ -178,8 +179,7 @@ func (e elected) examine(ctx context.Context) []doctor.Finding {
 	return findings
 }
 
-// writeFindings writes the findings in lines of at most width columns. If one of them is a failure, it returns
-// errUnwell.
+// writeFindings writes the findings in lines of at most width columns. If a finding is a failure, it returns errUnwell.
 func writeFindings(w io.Writer, width int, output string, findings []doctor.Finding, names doctor.Names) error {
 	var result error
 	for _, f := range findings {

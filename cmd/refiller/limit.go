@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// listTimeout bounds the listing of all overrides.
+// listTimeout bounds the command that lists all overrides.
 const listTimeout = time.Minute
 
 func limitCommand(e env) *cobra.Command {
@@ -143,7 +143,7 @@ func limitListCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// overrides connects to Redis and calls act with the overrides there. timeout bounds act.
+// overrides connects to Redis and calls act with the overrides in it. timeout bounds act.
 func (o *operation) overrides(ctx context.Context, timeout time.Duration,
 	act func(context.Context, *override.Store) error) error {
 	return o.reach(ctx, timeout, func(ctx context.Context, rdb redis.UniversalClient, _ string) error {
@@ -151,7 +151,7 @@ func (o *operation) overrides(ctx context.Context, timeout time.Duration,
 	})
 }
 
-// change calls act, which changes an override, writes an audit line to the log, and the answer to stdout.
+// change calls act, which changes an override. It writes an audit line to the log, and the result to stdout.
 func (o *operation) change(ctx context.Context, key string, what []any,
 	act func(context.Context, *override.Store) (override.Limit, error)) error {
 	if err := lua.CheckKey(key); err != nil {
@@ -181,7 +181,7 @@ func (o *operation) change(ctx context.Context, key string, what []any,
 	})
 }
 
-// limitAnswer is the limit in force for a key, as JSON.
+// limitAnswer is the JSON output for the limit in force for a key.
 type limitAnswer struct {
 	Key      string `json:"key"`
 	Template string `json:"template"`
@@ -220,7 +220,7 @@ func limitText(l override.Limit) string {
 	return fmt.Sprintf("%s: %d tokens at %s, %s", terminal.Text(l.Key), l.Capacity, dueText(l), whose)
 }
 
-// dueText describes when tokens fall due.
+// dueText describes when tokens are due.
 func dueText(l override.Limit) string {
 	if l.Steps != nil {
 		return fmt.Sprintf("%d %s", l.StepTokens, l.Steps)

@@ -13,7 +13,7 @@ import (
 )
 
 func main() {
-	redisconn.SetLogger(nil) // what matters is in the errors; run logs it
+	redisconn.SetLogger(nil) // errors have the important information, and run logs it
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	code := run(ctx, os.Args[1:], cli.ProcessEnv())
 	stop()

@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// operateTimeout bounds an operator's action: the operator waits for it.
+// operateTimeout bounds an operator's action. It is short because the operator waits for the action.
 const operateTimeout = 5 * time.Second
 
 func grantCommand(e env) *cobra.Command {
@@ -42,7 +42,7 @@ func grantCommand(e env) *cobra.Command {
 }
 
 func resetCommand(e env) *cobra.Command {
-	n := int64(-1) // the capacity
+	n := int64(-1) // means the capacity
 	op := operation{connection: connection{env: e}, verb: "reset"}
 	cmd := &cobra.Command{
 		Use:   "reset KEY [-n TOKENS]",
@@ -64,11 +64,11 @@ func resetCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// reset sets a bucket's tokens; a negative number means its capacity. If a refilled template applies to the bucket,
-// reset then puts it into the active set, or, if it is a budget, credits it. If that fails, reset returns the reply of
-// the first step and an error.
+// reset sets a bucket's tokens. A negative n means the bucket's capacity. If a refilled template applies to the bucket,
+// reset then puts the bucket into the active set. If the template is a budget, it credits the bucket instead. If this
+// second step fails, reset returns the reply of the first step and an error.
 func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) (lua.OperatorReply, error) {
-	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without them the bucket is refilled from its next take on
+	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without templates, refills begin again with the next take
 	reply, err := lua.Reset(ctx, rdb, key, n)
 	rule := published.Of(key)
 	if err != nil || rule == nil || rule.Enforce != policy.EnforceRefilled {
@@ -118,21 +118,21 @@ func (o *operation) connect() (redis.UniversalClient, string, error) {
 	return rdb, cfg.Redis.String(), err
 }
 
-// reach connects to Redis, calls act with the connection, and closes it. timeout bounds act.
+// reach connects to Redis, calls act, and closes the connection. timeout bounds act.
 func (o *operation) reach(ctx context.Context, timeout time.Duration,
 	act func(ctx context.Context, rdb redis.UniversalClient, server string) error) error {
 	rdb, server, err := o.connect()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = rdb.Close() }() // the action is done or has failed
+	defer func() { _ = rdb.Close() }() // the action is done or has failed, so the error doesn't matter
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	return act(ctx, rdb, server)
 }
 
-// audited writes an audit line to the log: what was to be done to the bucket, and the outcome or the error. It returns
-// the error, with verb and key in front, or nil.
+// audited writes an audit line to the log. what describes the action, and outcome its result. audited returns err with
+// the verb and the key in front, or nil.
 func (o *operation) audited(key, server string, what, outcome []any, err error) error {
 	log := auditLogger(o.env, o.logConfig)
 	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
@@ -145,8 +145,8 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 	return nil
 }
 
-// run calls act, writes an audit line to the log, and the reply to stdout. what is the part of the audit line that says
-// what was to be done.
+// run calls act. It writes an audit line to the log, and the reply to stdout. what is the part of the audit line that
+// describes the action.
 func (o *operation) run(ctx context.Context, key string, what []any,
 	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
@@ -155,7 +155,7 @@ func (o *operation) run(ctx context.Context, key string, what []any,
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		reply, err := act(ctx, rdb)
 		outcome := []any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}
-		if err != nil && reply.Version.Index > 0 { // the bucket was changed, and a later step failed
+		if err != nil && reply.Version.Index > 0 { // the bucket was changed, but a later step failed
 			what = slices.Concat(what, outcome)
 		}
 		if err := o.audited(key, server, what, outcome, err); err != nil {
@@ -173,12 +173,12 @@ func (o *operation) run(ctx context.Context, key string, what []any,
 	})
 }
 
-// operatorVariable is the variable with the operator's name. It is for images, in which the program's user identifies
-// no person.
+// operatorVariable is the variable with the operator's name. It is useful in containers, where the program's user
+// doesn't identify a person.
 const operatorVariable = "REFILLER_OPERATOR"
 
-// operatorOf returns the operator's name for the audit line: named, the value of operatorVariable, or else the user
-// that runs the program.
+// operatorOf returns the operator's name for the audit line. It is named, or else the value of operatorVariable, or
+// else the user that runs the program.
 func operatorOf(e env, named string) string {
 	if named == "" {
 		named = e.Environ[operatorVariable]
@@ -193,8 +193,7 @@ func operatorOf(e env, named string) string {
 	return u.Username
 }
 
-// auditLogger returns the logger of audit lines. They are written at every log level, as text or JSON like the other
-// lines.
+// auditLogger returns the logger of audit lines. It writes them at every log level, as text or JSON like other lines.
 func auditLogger(e env, l config.Log) hclog.Logger {
 	return newLogger(e, config.Log{Level: "info", JSON: l.JSON}).Named("audit")
 }

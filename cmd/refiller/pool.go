@@ -53,8 +53,8 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 	return client, cfg, err
 }
 
-// withEtcdAddresses adds the addresses of etcd to an error of a timeout, which does not name the server. Other errors
-// are returned as they are.
+// withEtcdAddresses adds the addresses of etcd to an error of a timeout, which does not name the server. It returns
+// other errors as they are.
 func withEtcdAddresses(err error, cfg config.Config) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return fmt.Errorf("etcd at %s does not answer: %w", strings.Join(cfg.PoolRegistry.Endpoints, ","), err)

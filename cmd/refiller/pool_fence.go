@@ -18,13 +18,13 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// errUnconfirmed is returned when an operator doesn't confirm.
+// errUnconfirmed is returned if an operator doesn't confirm.
 var errUnconfirmed = errors.New("not confirmed: nothing was changed")
 
-// errNotDrained is returned when a region has not acknowledged its drain in time.
+// errNotDrained is returned if a region has not acknowledged its drain in time.
 var errNotDrained = errors.New("the region has not acknowledged its drain")
 
-// drainPace is how often the pools are read while a drain is waited for.
+// drainPace is the interval at which the pools are read during the wait for a drain.
 const drainPace = 200 * time.Millisecond
 
 // fencing is the fence or drain that an operator asks for.
@@ -87,12 +87,12 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		}
 		if !f.yes {
 			fmt.Fprintf(f.Stderr, "Type the region's name to %s it: ", f.verb())
-			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // a last line without a line feed counts
+			answer, _ := bufio.NewReader(cmd.InOrStdin()).ReadString('\n') // the last line may lack a line feed
 			if strings.TrimSpace(answer) != region {
 				return errUnconfirmed
 			}
 		}
-		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // it starts after the confirmation
+		ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout) // the time starts after the confirmation
 		defer cancel()
 		declaration := pool.Fencing{
 			Operator: operatorOf(f.env, f.operator), Reason: f.reason, At: time.Now().UTC(), Drain: f.drain,
@@ -111,7 +111,7 @@ func (f *fencing) verb() string {
 	return "fence"
 }
 
-// warn writes what fencing a region frees, and the effect on its consumers or on the rates.
+// warn writes how much fencing a region frees, and how it affects its consumers or the rates.
 func (f *fencing) warn(w io.Writer, width int, s pool.Status, region string) error {
 	write := func(text string) { _ = paragraph(w, width, text) }
 	var known []string
@@ -179,7 +179,7 @@ func (f *fencing) await(ctx context.Context, client *clientv3.Client, prefix, re
 	}
 }
 
-// undrained lists the pools that the region may still be using, each with the part that it uses.
+// undrained lists the pools that the region may still be using. Each text has the rate that it may be using.
 func undrained(s pool.Status, region string) (list []string) {
 	for _, p := range s.Pools {
 		for _, r := range p.Regions {
@@ -192,10 +192,10 @@ func undrained(s pool.Status, region string) (list []string) {
 	return list
 }
 
-// maxListed bounds the number of pools that are listed one by one.
+// maxListed is the largest number of pools that are listed one by one.
 const maxListed = 10
 
-// explain writes the state of a region that has not acknowledged its drain, and what an operator can do.
+// explain describes the state of a region that has not acknowledged its drain, and what an operator can do.
 func (f *fencing) explain(undrained []string, region string) {
 	for i, text := range undrained {
 		if i == maxListed {
@@ -232,15 +232,15 @@ func poolLiftCommand(e env) *cobra.Command {
 	return cmd
 }
 
-// act calls do with a client of the pools' etcd and the pools' prefix, and writes an audit line about the region to the
-// log. Wrong usage gets no audit line.
+// act calls do with a client of the pools' etcd and the pools' prefix. It writes an audit line about the region to the
+// log, unless the error is wrong usage.
 func (p *pools) act(cmd *cobra.Command, action, region, reason string,
 	do func(context.Context, *clientv3.Client, string) error) error {
 	client, cfg, err := p.open()
 	if err != nil {
 		return err
 	}
-	defer func() { _ = client.Close() }() // the action is done or has failed
+	defer func() { _ = client.Close() }() // the action is done or has failed, so the error doesn't matter
 	ctx, cancel := context.WithTimeout(cmd.Context(), operateTimeout)
 	defer cancel()
 	err = withEtcdAddresses(do(ctx, client, cfg.PoolsPrefix()), cfg)

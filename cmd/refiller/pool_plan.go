@@ -62,23 +62,23 @@ func readPools(ctx context.Context, cfg config.Config) (pool.Status, error) {
 	if err != nil {
 		return pool.Status{}, err
 	}
-	defer func() { _ = client.Close() }() // it has answered or not
+	defer func() { _ = client.Close() }() // only read, so the error doesn't matter
 	ctx, cancel := context.WithTimeout(ctx, operateTimeout)
 	defer cancel()
 	s, err := pool.ReadLiveStatus(ctx, client, cfg.PoolsPrefix())
 	return s, withEtcdAddresses(err, cfg)
 }
 
-// plan is the output of pool plan. Rates are tokens per second.
+// plan is the output of the command pool plan. Rates are in tokens per second.
 type plan struct {
 	Version int64         `json:"version"` // of the file's pools
 	InForce int64         `json:"version_in_force"`
-	Ignored bool          `json:"ignored"` // the file's pools differ, but not under a higher version
+	Ignored bool          `json:"ignored"` // the file's pools differ, but their version isn't higher
 	Pools   []plannedPool `json:"pools"`
 }
 
-// plannedPool is a pool now and under the file's configuration. If the pool is added or removed, the fields of one side
-// are empty.
+// plannedPool is a pool now and as the file configures it. If the pool is added or removed, it has the fields of only
+// one of the two.
 type plannedPool struct {
 	Name        string          `json:"name"`
 	Change      string          `json:"change"` // added, changed, removed or none
@@ -86,23 +86,23 @@ type plannedPool struct {
 	Rate        string          `json:"rate,omitempty"`
 	CapacityNow int64           `json:"capacity_now,omitempty"`
 	Capacity    int64           `json:"capacity,omitempty"`
-	Waits       []string        `json:"waits,omitempty"` // regions yet to acknowledge it: until then there are floors only
+	Waits       []string        `json:"waits,omitempty"` // regions that have not acknowledged it: only floors
 	Regions     []plannedRegion `json:"regions"`
 }
 
-// plannedRegion is a region's part in a pool now and then.
+// plannedRegion is a region's part in a pool, now and after the change.
 type plannedRegion struct {
 	Region   string  `json:"region"`
 	Change   string  `json:"change"` // joins, leaves or none
 	State    string  `json:"state"`  // alive, silent, unheard (it has never reported), fenced or drained
-	Now      float64 `json:"now"`    // what it is granted, floor included
+	Now      float64 `json:"now"`    // its granted rate, floor included
 	Then     float64 `json:"then"`
 	FloorNow float64 `json:"floor_now"`
 	Floor    float64 `json:"floor"`
 	Demand   float64 `json:"demand"`
 }
 
-// planPools divides the pools of settings among regions in their present states.
+// planPools divides the pools of next among the regions in their present states.
 func planPools(s pool.Status, next pool.Settings) plan {
 	p := plan{Version: next.Version, InForce: s.Version, Pools: []plannedPool{},
 		Ignored: next.Version <= s.Version && !next.Equal(s.Settings)}
@@ -123,7 +123,7 @@ func planPools(s pool.Status, next pool.Settings) plan {
 		delete(before, n.Name)
 	}
 	for _, b := range before {
-		if b.Rate != "" { // otherwise it was removed before
+		if b.Rate != "" { // without a rate, the pool was removed earlier
 			p.Pools = append(p.Pools, planPool(b, pool.Pool{Name: b.Name}, states))
 		}
 	}
@@ -131,7 +131,7 @@ func planPools(s pool.Status, next pool.Settings) plan {
 	return p
 }
 
-// statesOf returns the states of the regions by name. A region that is missing has never reported.
+// statesOf returns the states of the regions by name. A region that isn't in the map has never reported.
 func statesOf(s pool.Status) map[string]string {
 	states := map[string]string{}
 	for _, p := range s.Pools {
@@ -181,8 +181,8 @@ func planPool(before pool.PoolStatus, next pool.Pool, states map[string]string) 
 	return p
 }
 
-// regionsOf returns, by name, the regions that have a part in a pool now or then, and whether each has acknowledged the
-// pool's terms.
+// regionsOf returns, by name, the regions that have a part in a pool before or after the change. joined reports for
+// each whether it has acknowledged the pool's terms.
 func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string) (map[string]*plannedRegion,
 	map[string]bool) {
 	regions, joined := map[string]*plannedRegion{}, map[string]bool{}
@@ -201,7 +201,7 @@ func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string)
 		one := regions[r.Region]
 		switch {
 		case one == nil && !r.Configured:
-			continue // it has left before
+			continue // it left the pool earlier
 		case one == nil:
 			one = add(r.Region, "leaves")
 		case r.Configured:
@@ -215,7 +215,7 @@ func regionsOf(before pool.PoolStatus, next pool.Pool, states map[string]string)
 	return regions, joined
 }
 
-// divide sets the rates and floors that the regions of a pool will have.
+// divide sets the rates and floors that the regions of a pool get after the change.
 func divide(p pool.Pool, regions map[string]*plannedRegion) {
 	demand, silent := map[string]float64{}, map[string]float64{}
 	for name, r := range regions {
@@ -255,7 +255,7 @@ func (p plan) write(w io.Writer, width int) error {
 	return errors.Join(errs...)
 }
 
-// head describes what happens to a pool.
+// head describes the change of a pool.
 func (p plannedPool) head() string {
 	from := func(before, after any, same bool) string {
 		if same {
@@ -291,7 +291,7 @@ func (r plannedRegion) remarks(pool string) string {
 	case r.State == "silent" && r.Now == 0 && r.Change == "none":
 		list = append(list, "silent: "+owedFloor)
 	case r.State == "silent":
-		list = append(list, "silent: its floor") // also if it leaves: until it acknowledges that
+		list = append(list, "silent: its floor") // even if it leaves, until it acknowledges the change
 	case r.State == "unheard":
 		list = append(list, "has never reported")
 	default:

@@ -23,12 +23,12 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// poolStatus reads the pools and shows them, for the command pool status.
+// poolStatus reads and shows the pools, for the command pool status.
 type poolStatus struct {
 	pools
 	display
 	history bool
-	addr    string // of a replica's admin server; empty: the configuration's
+	addr    string // of a replica's admin server; empty for the configured address
 }
 
 func poolStatusCommand(e env) *cobra.Command {
@@ -56,7 +56,7 @@ the replica whose admin server is at --addr: that of up to 256 shares (pools × 
 			if err != nil {
 				return err
 			}
-			defer func() { _ = client.Close() }() // it has answered or not
+			defer func() { _ = client.Close() }() // only read, so the error doesn't matter
 			return p.show(cmd.Context(), e, func(ctx context.Context, w io.Writer, width int) error {
 				return p.write(ctx, w, width, client, cfg)
 			})
@@ -95,7 +95,7 @@ func (p *poolStatus) write(ctx context.Context, w io.Writer, width int, client *
 	return answer.write(w, width)
 }
 
-// readHistory reads the past shares from a replica.
+// readHistory reads the shares of the last hour from a replica.
 func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list []admin.ShareHistory, err error) {
 	addr, err := adminURL("--addr", cmp.Or(p.addr, cfg.Listen))
 	if err != nil {
@@ -111,10 +111,10 @@ func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list [
 	return list, nil
 }
 
-// poolAnswer is the output of pool status.
+// poolAnswer is the output of the command pool status.
 type poolAnswer struct {
 	Coordinator string `json:"coordinator"` // empty if there is none
-	Epoch       int64  `json:"epoch"`       // of its term
+	Epoch       int64  `json:"epoch"`       // of the coordinator's term
 	pool.Status
 
 	History []admin.ShareHistory `json:"history,omitempty"` // of the last hour
@@ -154,7 +154,7 @@ func (a poolAnswer) head(p pool.PoolStatus) string {
 	return fmt.Sprintf("%s; at most %s in use", rate, perSecond(claimed))
 }
 
-// remarks writes what keeps a pool from lending, and what may be in use beyond its claims.
+// remarks writes why a pool can't lend, and which rates may be in use beyond its claims.
 func remarks(w io.Writer, width int, p pool.PoolStatus) error {
 	var errs []error
 	var doubled []string
@@ -184,10 +184,12 @@ func remarks(w io.Writer, width int, p pool.PoolStatus) error {
 	return errors.Join(errs...)
 }
 
-// grantColumns is the length of the longest text about a grant within the table. Longer texts are below it.
+// grantColumns is the length of the longest text about a grant that fits the table. Longer texts are written below the
+// table.
 const grantColumns = len("renewed 0.5 s ago")
 
-// writeRegions writes the regions of a pool as a table, and below it the texts about grants that are too long for it.
+// writeRegions writes the regions of a pool as a table. Texts about grants that are too long for the table follow
+// below.
 func writeRegions(w io.Writer, width int, p pool.PoolStatus) error {
 	t := terminal.NewTable(terminal.Column{Name: "REGION", Text: true}, number("SHARE", 0), number("FLOOR", 0),
 		number("DEMAND", 0), number("CLAIMED", 1), number("TOKENS", 0), number("STATE", 2), terminal.Column{Name: "GRANT"})
@@ -204,10 +206,10 @@ func writeRegions(w io.Writer, width int, p pool.PoolStatus) error {
 	return errors.Join(t.Write(w, width), terminal.WritePairs(w, cmp.Or(width, proseColumns), below))
 }
 
-// proseColumns is how long the lines of prose are if the output is no terminal.
+// proseColumns is the width of prose if the output is not a terminal.
 const proseColumns = 80
 
-// paragraph writes prose in lines that fit.
+// paragraph writes prose in lines that fit the width.
 func paragraph(w io.Writer, width int, text string) error {
 	return line(w, strings.Join(terminal.Wrap(text, cmp.Or(width, proseColumns)), "\n"))
 }
@@ -259,7 +261,7 @@ func grant(r pool.RegionStatus) string {
 	}
 }
 
-// warnUnreadable writes which records can't be read, and why.
+// warnUnreadable writes which records can't be read, and the reasons.
 func warnUnreadable(w io.Writer, width int, s pool.Status) {
 	for _, key := range slices.Sorted(maps.Keys(s.Unreadable)) {
 		_ = paragraph(w, width, fmt.Sprintf("CAUTION: %s can't be read: %s", key, terminal.Text(s.Unreadable[key])))
@@ -281,7 +283,7 @@ func declared(r pool.RegionStatus) string {
 
 func perSecond(rate float64) string { return fmt.Sprintf("%.4g/s", rate) }
 
-// state returns in a word whether the region reports.
+// state returns a word for whether the region reports.
 func state(r pool.RegionStatus) string {
 	switch {
 	case r.Alive:

@@ -13,11 +13,11 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/redisconn"
 )
 
-// exitOthers is the exit code if a configuration differs from what is in force, or would be refused. Package cli has
-// the other exit codes.
+// exitOthers is the exit code if a configuration differs from the policies in force, or would be refused. Package cli
+// has the other exit codes.
 const exitOthers = 3
 
-// env is the part of the process that a command may use.
+// env is the part of the process that a command may use, such as its output and its environment.
 type env = cli.Env
 
 // commands makes the subcommands, in the order in which the help lists them.
@@ -45,14 +45,14 @@ func run(ctx context.Context, args []string, e env) int {
 		{Matches: cli.Interrupted(ctx), Code: cli.ExitOK},
 		{Matches: cli.Is(errDifferent), Code: exitOthers},
 		{Matches: cli.Is(errRefused), Code: exitOthers, Text: error.Error},
-		// Each problem is on a line of its own, in the form from which editors jump to its place.
+		// Each problem is on a separate line, in a format from which editors can jump to its place.
 		{Matches: isProblems, Code: cli.ExitUsage, Text: error.Error},
 	}, withAdvice)
 }
 
-// withAdvice returns the text of an error, and a line with what to do about it if there is advice.
+// withAdvice returns the text of an error. If there is advice about the error, a line with the advice follows.
 func withAdvice(err error) string {
-	text := strings.TrimPrefix(err.Error(), "refiller: ") // which begins errors of package lua, too
+	text := strings.TrimPrefix(err.Error(), "refiller: ") // errors of package lua have this prefix, too
 	switch {
 	case redisconn.WantsPassword(err):
 		text += "\n" + redisconn.PasswordAdvice
@@ -63,7 +63,8 @@ func withAdvice(err error) string {
 	return text
 }
 
-// isProblems reports whether an error lists problems of a configuration whose file could be read.
+// isProblems reports whether an error lists problems of a configuration. An error about an unreadable file doesn't
+// count.
 func isProblems(err error) bool {
 	var problems config.Problems
 	return errors.As(err, &problems) && !cli.Unreadable(err)

@@ -26,20 +26,20 @@ import (
 // maxIdentity bounds the name of a replica, in characters.
 const maxIdentity = 128
 
-// runner runs one replica. It has the values of the command line, and what is opened for the replica.
+// runner runs one replica. It has the values of the command line, and the resources that are opened for the replica.
 type runner struct {
 	connection
 	identity string
-	record   string // file of the history; empty: none
+	record   string // file of the history; empty if there is none
 	inEtcd   bool
 
 	source  configSource
 	log     hclog.Logger
 	reloads *filewatch.Reload
-	asked   chan string // the causes of reloads that are due
+	asked   chan string // causes of reloads that the replica should do
 	replica *replica.Replica
-	history <-chan struct{} // closed when nothing is recorded any more; nil: no history
-	opened  []func() error  // what close closes, the last one first
+	history <-chan struct{} // closed when nothing is recorded any more; nil if there is no history
+	opened  []func() error  // functions for close, which calls the last one first
 }
 
 func runCommand(e env) *cobra.Command {
@@ -118,7 +118,7 @@ func (r *runner) open(ctx context.Context) error {
 			return sharedErr
 		}
 		r.opened = append(r.opened, func() error {
-			_ = closeEtcd() // nothing was written to it, so the error doesn't matter
+			_ = closeEtcd() // nothing was written to etcd, so the error doesn't matter
 			return nil
 		})
 	}
@@ -130,13 +130,13 @@ func (r *runner) open(ctx context.Context) error {
 	if shared := r.source.shared; shared != nil {
 		r.reloads.Follow(shared.Name()+" changed in etcd", shared.Run)
 	}
-	cfg, wrong, err := r.source.loadAtStart(ctx) // again, because it may have changed before it was watched
+	cfg, wrong, err := r.source.loadAtStart(ctx) // read again, because it may have changed before it was watched
 	if err != nil {
 		return err
 	}
 	if wrong != nil {
 		r.log.Warn("starting with the file alone", "error", wrong)
-		r.asked <- "start" // reports it
+		r.asked <- "start" // makes the replica report the error
 	}
 	options := replica.Options{Identity: r.identity, Build: cli.Version(), Logger: r.log, Load: r.source.load,
 		Reload: r.asked}
@@ -152,7 +152,7 @@ func (r *runner) open(ctx context.Context) error {
 	return err
 }
 
-// run runs the replica until ctx ends or the replica fails. It asks the replica to reload when that is due.
+// run runs the replica until ctx ends or the replica fails. It passes the causes of reloads to the replica.
 func (r *runner) run(ctx context.Context) error {
 	ctx, stop := context.WithCancel(ctx)
 	var wg sync.WaitGroup
@@ -167,7 +167,7 @@ func (r *runner) run(ctx context.Context) error {
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
-		case <-r.history: // the command ends with the error
+		case <-r.history: // the command ends with this error
 			r.log.Error("history can't be written: nothing is recorded any more", "file", r.record)
 		}
 	})
@@ -177,7 +177,7 @@ func (r *runner) run(ctx context.Context) error {
 	return err
 }
 
-// close closes what open opened.
+// close closes the resources that open opened.
 func (r *runner) close() error {
 	var errs []error
 	for _, c := range slices.Backward(r.opened) {

@@ -77,18 +77,18 @@ read: ask the one that refills the bucket. Replicas that race for its refills ea
 	return cmd
 }
 
-// flowsShown is how many flows of a bucket are listed unless the command line says so.
+// flowsShown is the number of listed flows of a bucket if the command line names no number.
 const flowsShown = 20
 
 // statusOf is a request for a replica's status.
 type statusOf struct {
-	key    string // of the bucket; empty: all
+	key    string // of the bucket; empty for all buckets
 	flows  bool   // list its flows
 	query  url.Values
 	output string
 }
 
-// show sends the request to the replica at addr, and writes the answer in lines of at most width columns.
+// show sends the request to the replica at addr. It writes the reply in lines of at most width columns.
 func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string) error {
 	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status?"+a.query.Encode())
 	if err != nil {
@@ -113,8 +113,8 @@ func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string)
 	return writeFlows(w, width, s.Buckets[0])
 }
 
-// adminURL returns the URL of an admin server. addr is a URL or host:port; from is the flag or variable that has it,
-// for errors.
+// adminURL returns the URL of an admin server. addr is a URL or host:port. from is the flag or variable that has it;
+// errors name it.
 func adminURL(from, addr string) (string, error) {
 	text, portless := addr, false
 	if !strings.Contains(text, "://") {
@@ -140,7 +140,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	defer func() { _ = res.Body.Close() }() // read to its end or given up
+	defer func() { _ = res.Body.Close() }() // it was read to its end or is not needed
 	body, err := io.ReadAll(io.LimitReader(res.Body, maxStatus))
 	if err != nil {
 		return nil, err
@@ -151,7 +151,7 @@ func get(ctx context.Context, url string) ([]byte, error) {
 	return body, nil
 }
 
-// writeStatus writes the answer of a replica in lines of at most width columns. A width of 0 is no limit.
+// writeStatus writes the status of a replica in lines of at most width columns. A width of 0 means no limit.
 func writeStatus(w io.Writer, width int, s admin.Status) error {
 	errs := []error{terminal.WritePairs(w, width, statusPairs(s))}
 	if len(s.Buckets) > 0 {
@@ -286,7 +286,7 @@ func writeFlows(w io.Writer, width int, b admin.Bucket) error {
 	return errors.Join(terminal.WritePairs(w, width, pairs), line(w, ""), t.Write(w, width))
 }
 
-// templateTable shows what the replica does for the buckets of templates.
+// templateTable shows the work of the replica for the buckets of templates.
 func templateTable(s admin.Status) *terminal.Table {
 	t := terminal.NewTable(terminal.Column{Name: "TEMPLATE", Text: true}, terminal.Column{Name: "SHARDS HERE", Spare: 1},
 		number("NOT FULL HERE", 0), number("REFILLS", 0), number("FAILED", 0),
@@ -302,7 +302,7 @@ func templateTable(s admin.Status) *terminal.Table {
 	return t
 }
 
-// conflictPairs lists buckets where another policy is in force than the one in the replica's configuration.
+// conflictPairs lists buckets whose policy in force conflicts with the replica's configuration.
 func conflictPairs(s admin.Status) []terminal.Pair {
 	if s.Conflicts.Total == 0 {
 		return nil
@@ -325,7 +325,7 @@ func conflictPairs(s admin.Status) []terminal.Pair {
 	return pairs
 }
 
-// outdatedPairs lists buckets where a later version is in force than that of the replica's configuration.
+// outdatedPairs lists buckets that have a later version in force than the replica's configuration.
 func outdatedPairs(s admin.Status) []terminal.Pair {
 	if s.Outdated.Total == 0 {
 		return nil

@@ -15,7 +15,7 @@ import (
 
 const minWatch = 100 * time.Millisecond
 
-// display shows the output of a command, once or again and again, as text or JSON.
+// display shows the output of a command once or repeatedly, as text or JSON.
 type display struct {
 	every  time.Duration
 	output string
@@ -37,8 +37,8 @@ func (d *display) validate() error {
 	return nil
 }
 
-// isInterval reports whether the only argument of the command is a time that was meant for --watch. After a space it is
-// an argument of its own, which would be taken for the key of a bucket.
+// isInterval reports whether the only argument of the command is a time for --watch. If a space separates the two, the
+// time is a separate argument, and would be used as a bucket's key.
 func (d *display) isInterval(args []string) bool {
 	if len(args) != 1 || !d.cmd.Flags().Changed("watch") {
 		return false
@@ -47,8 +47,8 @@ func (d *display) isInterval(args []string) bool {
 	return err == nil
 }
 
-// show calls write once, or with --watch again and again until ctx ends. With --watch an error of write is shown, and
-// write is called again; only if the output is JSON, show returns the error. On a terminal the new text replaces the
+// show calls write once. With --watch it calls write repeatedly until ctx ends. If write then fails, show writes the
+// error and goes on. But if the output is JSON, show returns the error. On a terminal the new text replaces the
 // previous one. JSON is one object per line.
 func (d *display) show(ctx context.Context, e env, write func(context.Context, io.Writer, int) error) error {
 	screen := terminal.Of(e.Stdout, e.Environ)
@@ -68,7 +68,7 @@ func (d *display) show(ctx context.Context, e env, write func(context.Context, i
 		switch {
 		case d.output == "json":
 		case screen.Rewrites():
-			fmt.Fprint(e.Stdout, "\x1b[H\x1b[2J") // to the upper left, and clear
+			fmt.Fprint(e.Stdout, "\x1b[H\x1b[2J") // move to the upper left, and clear the screen
 		case !first:
 			fmt.Fprintln(e.Stdout)
 		}
