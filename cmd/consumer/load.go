@@ -38,7 +38,7 @@ type load struct {
 	duration    time.Duration
 	counts      counts
 	flow        string     // the flow of all takes; empty if they have none
-	flows       int64      // number of flows that take in turn; 0 if there are none
+	flows       int64      // number of flows that make the takes, one after the other; 0 if there are none
 	byFlow      loadByFlow // the takes of these flows
 }
 
@@ -209,7 +209,7 @@ func (l *load) peek(ctx context.Context, client *fetch.Client, rdb redis.Univers
 	return p, err
 }
 
-// take makes takes in a loop until ctx ends. run starts one such loop for each caller. begun counts the takes that all
+// take makes takes until ctx ends, one after the other. run calls it for each caller. begun counts the takes that all
 // callers have begun.
 func (l *load) take(ctx context.Context, client *fetch.Client, caller int, start time.Time, begun *atomic.Int64) {
 	for ctx.Err() == nil {

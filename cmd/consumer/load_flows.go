@@ -14,8 +14,8 @@ type loadByFlow struct {
 	got  []atomic.Int64       // tokens by flow; empty unless there are several flows
 }
 
-// newLoadByFlow returns a loadByFlow for the named flow. If the name is empty, it is for a number of flows that take in
-// turn, or for none if flows is 0.
+// newLoadByFlow returns a loadByFlow for the named flow. If the name is empty, the loadByFlow is for a number of flows,
+// whose takes alternate. If flows is 0, takes name no flow.
 func newLoadByFlow(flow string, flows int64) loadByFlow {
 	if flow != "" {
 		return loadByFlow{opts: [][]fetch.CallOption{{fetch.WithFlow(flow)}}}

@@ -83,7 +83,7 @@ func compare(ctx context.Context, cfg config.Config) (drift.Report, error) {
 	return drift.Read(ctx, cfg, rdb, etcd)
 }
 
-// writeDiff writes the changes, or "no change" if there are none. The notes of the report follow.
+// writeDiff writes the changes, or "no change" if there are none. The other lines of the report follow.
 func writeDiff(w io.Writer, r drift.Report) error {
 	text := describeChanges(r.Changes)
 	if len(r.Changes) == 0 {

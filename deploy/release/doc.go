@@ -1,3 +1,3 @@
-// Package release tests the tools of releases: the workflows are valid, and "go install …@version" builds the programs
-// from the module as the module proxy serves it. It holds tests only.
+// Package release tests the tools of releases. The workflows must be valid. "go install …@version" must build the
+// programs from the module in the form in which the module proxy serves it. The package holds only tests.
 package release

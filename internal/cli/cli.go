@@ -1,4 +1,4 @@
-// Package cli holds what the command lines of both programs have in common.
+// Package cli has the common parts of both programs' command lines.
 package cli
 
 import (
@@ -25,7 +25,7 @@ func Root(root *cobra.Command, e Env) *cobra.Command {
 	root.SetIn(e.Stdin)
 	root.SetOut(e.Stdout)
 	root.SetErr(e.Stderr)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // no way to report it
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // nowhere to report it
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if bad := (*pflag.InvalidValueError)(nil); errors.As(err, &bad) {
 			f := bad.GetFlag()
@@ -36,8 +36,8 @@ func Root(root *cobra.Command, e Env) *cobra.Command {
 	return root
 }
 
-// Positional returns a check of positional arguments that fails when check does. Its error is wrong usage, with the
-// arguments that were given and those that the command wants.
+// Positional returns a check of positional arguments that fails if check does. The error is wrong usage. It has the
+// arguments that were given, and the arguments that the command wants.
 func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if check(cmd, args) == nil {
@@ -54,8 +54,8 @@ func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// UnknownCommand checks the arguments of a command that has subcommands and does nothing itself. If there is an
-// argument, it is no subcommand: the error is wrong usage, and suggests subcommands with similar names.
+// UnknownCommand checks the arguments of a command that only has subcommands. An argument is then not the name of a
+// subcommand. The error is wrong usage, and suggests subcommands with similar names.
 func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil
@@ -68,7 +68,8 @@ func UnknownCommand(cmd *cobra.Command, args []string) error {
 	return Usage(errors.New(msg))
 }
 
-// RefuseTopics makes the help command fail for topics that are no commands. It is called after all commands were added.
+// RefuseTopics makes the help command fail for topics that are not commands. It must be called after all commands were
+// added.
 func RefuseTopics(root *cobra.Command) {
 	root.InitDefaultHelpCmd()
 	for _, help := range root.Commands() {

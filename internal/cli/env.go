@@ -21,8 +21,8 @@ func ProcessEnv() Env {
 	return Env{Environ: fields.EnvironmentOf(os.Environ()), Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 }
 
-// WriteJSON writes value as JSON and a line feed: on one line if indent is empty, otherwise with each level indented by
-// indent on lines of its own. The characters <, > and & are not escaped.
+// WriteJSON writes value as JSON and a line feed. If indent is empty, the JSON is on one line. Otherwise each value is
+// on a separate line, and each level is indented by indent. The characters <, > and & are not escaped.
 func WriteJSON(w io.Writer, value any, indent string) error {
 	e := json.NewEncoder(w)
 	e.SetEscapeHTML(false)

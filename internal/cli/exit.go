@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// These are the exit codes that both programs have.
+// These exit codes are common to both programs.
 const (
-	ExitOK     = 0 // done, or asked to stop
-	ExitFailed = 1 // failed, as when a file is missing or can't be read
+	ExitOK     = 0 // the command is done, or was asked to stop
+	ExitFailed = 1 // the command failed, for example because a file can't be read
 	ExitUsage  = 2 // wrong usage, or a wrong configuration
 )
 
@@ -26,15 +26,15 @@ func Usage(err error) error { return UsageError{err} }
 // Unwrap returns the error that Usage marked.
 func (e UsageError) Unwrap() error { return e.error }
 
-// Unreadable reports whether an error says that a file is missing or can't be read. Such an error is a failure, not
-// wrong usage, in every command.
+// Unreadable reports whether an error means that a file is missing or can't be read. In every command such an error
+// counts as a failure, and not as wrong usage.
 func Unreadable(err error) bool {
 	var of *fs.PathError
 	return errors.As(err, &of)
 }
 
-// Ending is how a program ends after an error that Matches accepts. Code is its exit code. Text returns what it writes
-// to stderr; if Text is nil, it writes nothing.
+// Ending describes how a program ends after an error that Matches accepts. Code is the exit code. Text returns the text
+// for stderr. If Text is nil, the program writes nothing.
 type Ending struct {
 	Matches func(error) bool
 	Code    int
@@ -51,9 +51,9 @@ func Interrupted(ctx context.Context) func(error) bool {
 	return func(err error) bool { return ctx.Err() != nil && errors.Is(err, context.Canceled) }
 }
 
-// Execute runs the command that the arguments name and returns the exit code. If the command fails, the program ends as
-// the first ending that matches the error says. If none matches, the exit code is ExitUsage or ExitFailed, and what
-// text returns for the error is written to stderr.
+// Execute runs the command that the arguments name and returns the exit code. If the command fails, the first ending
+// that matches the error determines how the program ends. If none matches, the exit code is ExitUsage or ExitFailed,
+// and Execute writes text(error) to stderr.
 func Execute(ctx context.Context, root *cobra.Command, args []string, endings []Ending, text func(error) string) int {
 	RefuseTopics(root)
 	root.SetArgs(withHelp(root, withLongVersion(args)))
@@ -79,16 +79,16 @@ func isUsage(err error) bool {
 	return errors.As(err, &usage) && !Unreadable(err)
 }
 
-// UsageText returns a function for the Text of an Ending after wrong usage: it adds a line that names the program's
-// help.
+// UsageText returns a function for the Text of an Ending after wrong usage. To the text it adds a line that names the
+// program's help.
 func UsageText(program string, text func(error) string) func(error) string {
 	return func(err error) string {
 		return fmt.Sprintf("%s: %s\nRun '%s --help' for usage.", program, text(err), program)
 	}
 }
 
-// withLongVersion replaces -version, if it is the only argument, by --version. Programs of Go often have the former,
-// cobra has the latter.
+// withLongVersion replaces -version, if it is the only argument, by --version. Go programs often have -version, while
+// cobra has --version.
 func withLongVersion(args []string) []string {
 	if len(args) == 1 && args[0] == "-version" {
 		return []string{"--version"}

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
-// value is a flag's value, whose text is passed to the function read.
+// value is the value of a flag. Its text is passed to read.
 type value struct {
 	kind, initial string
 	read          func(string) error
@@ -27,14 +27,14 @@ func (v value) String() string { return v.initial }
 // Type implements pflag.Value.
 func (v value) Type() string { return v.kind }
 
-// NewValue returns the value of a flag. Each text that is given for the flag is passed to read, which stores it or
-// returns what is wrong. In the help, kind is the kind of text and initial the default.
+// NewValue returns the value of a flag. Each text that is given for the flag is passed to read. read stores it, or
+// returns an error that describes what is wrong. The help shows kind as the kind of text, and initial as the default.
 func NewValue(kind, initial string, read func(string) error) pflag.Value {
 	return value{kind, initial, read}
 }
 
 // Whole returns the value of a flag for a whole number from least to most, which it stores in n. The help shows the
-// present number in n as the default, unless that is below least.
+// present value of n as the default, if it is at least least.
 func Whole(kind string, n *int64, least, most int64) pflag.Value {
 	initial := ""
 	if *n >= least {
@@ -56,8 +56,8 @@ func ParseWhole(s string, least, most int64) (int64, error) {
 }
 
 // VariableFlags adds the flags of configuration variables to a command. If families are given, it adds only flags in
-// one of them, such as --redis and --redis-ca in the family redis. The values that the command line has for these flags
-// are appended to overrides.
+// these families. For example, --redis and --redis-ca are in the family redis. The values of these flags on the command
+// line are appended to overrides.
 func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[]fields.Override, families ...string) {
 	for _, v := range variables {
 		name := v.Flag()
@@ -74,7 +74,7 @@ func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[
 	Group(cmd, "the registry of pools", "pool-registry-")
 }
 
-// inFamily reports whether a flag is in one of the families, or there are none.
+// inFamily reports whether a flag is in one of the families. It returns true if there are no families.
 func inFamily(name string, families []string) bool {
 	for _, family := range families {
 		if name == family || strings.HasPrefix(name, family+"-") {
@@ -96,13 +96,13 @@ func OutputFlag(cmd *cobra.Command, form *string) {
 	}
 }
 
-// wants has, for types of flags that pflag parses, what their values must be.
+// wants describes the values of the types of flags that pflag parses.
 var wants = map[string]string{
 	"bool": "true or false", "int": "a whole number", "duration": "a duration, such as 500ms, 10s or 5m",
 }
 
-// Wanted returns what is wrong with a value of a flag. For the types in wants this is what the value must be. For other
-// types it is err, which comes from the parser of the flag.
+// Wanted returns the error for a value of a flag that can't be parsed. For the types in wants, it describes the values
+// that the flag accepts. For other types it is err, the error of the flag's parser.
 func Wanted(f *pflag.Flag, err error) error {
 	if want := wants[f.Value.Type()]; want != "" {
 		return errors.New("want " + want)

@@ -15,21 +15,21 @@ import (
 const (
 	// groupAnnotation is the annotation of a flag with the title of its group.
 	groupAnnotation = "refiller_group"
-	// allAnnotation is an annotation of the root command. It is there if --help-all was given.
+	// allAnnotation is an annotation of the root command. It is set if --help-all was given.
 	allAnnotation = "refiller_help_all"
 )
 
-// allHelp is the flag that shows the help with the flags of every group.
+// allHelp is the flag for a help that shows the flags of every group.
 const allHelp = "--help-all"
 
 const (
-	helpWidth = 80 // columns of a line if the output is no terminal
-	maxName   = 26 // columns of a name; the description of a longer one begins on the next line
-	minText   = 20 // columns that a description has at least
+	helpWidth = 80 // columns of a line if the output is not a terminal
+	maxName   = 26 // columns of a name; after a longer name, the description begins on the next line
+	minText   = 20 // the smallest number of columns of a description
 )
 
-// writeHelp writes a command's help, as wide as the terminal. Each paragraph of its text is filled, unless it begins
-// with an indented line.
+// writeHelp writes a command's help in lines as wide as the terminal. It fills each paragraph of the command's text,
+// except a paragraph that begins with an indented line.
 func writeHelp(w io.Writer, cmd *cobra.Command) error {
 	h := helpText{width: terminal.Of(w, nil).Width()}
 	if h.width == 0 {
@@ -80,8 +80,8 @@ func (h *helpText) paragraphs(text string) {
 	}
 }
 
-// flags writes the flags that are in no group. With --help-all it also writes those of each group, and otherwise how
-// many there are.
+// flags writes the flags that are in no group. With --help-all it also writes the flags of each group. Otherwise it
+// writes the number of flags in the groups.
 func (h *helpText) flags(cmd *cobra.Command) {
 	var plain [][2]string
 	var titles []string
@@ -116,19 +116,19 @@ func (h *helpText) flags(cmd *cobra.Command) {
 		cmd.CommandPath(), allHelp))
 }
 
-// Group puts flags of a command into a group with a title. The help lists them only with --help-all. A name that ends
-// with a dash means all flags that begin with it.
+// Group puts flags of a command into a group with a title. The help lists these flags only with --help-all. A name with
+// a dash at its end is a prefix: it selects all flags that begin with it.
 func Group(cmd *cobra.Command, title string, names ...string) {
 	cmd.Flags().VisitAll(func(f *pflag.Flag) {
 		for _, name := range names {
 			if f.Name == name || strings.HasSuffix(name, "-") && strings.HasPrefix(f.Name, name) {
-				_ = cmd.Flags().SetAnnotation(f.Name, groupAnnotation, []string{title}) // there is such a flag
+				_ = cmd.Flags().SetAnnotation(f.Name, groupAnnotation, []string{title}) // can't fail, because the flag exists
 			}
 		}
 	})
 }
 
-// withHelp replaces --help-all in the arguments by --help, and records in the root's annotations that it was there.
+// withHelp replaces --help-all in the arguments by --help. It records the flag in the root's annotations.
 func withHelp(root *cobra.Command, args []string) []string {
 	changed := slices.Clone(args)
 	for i, arg := range changed {
@@ -143,7 +143,7 @@ func withHelp(root *cobra.Command, args []string) []string {
 	return changed
 }
 
-// list writes entries, each a name and its description, in two columns below a title.
+// list writes entries below a title in two columns: the names and the descriptions.
 func (h *helpText) list(title string, entries [][2]string) {
 	if len(entries) == 0 {
 		return
@@ -163,11 +163,11 @@ func (h *helpText) list(title string, entries [][2]string) {
 	}
 }
 
-// describe returns a flag and its description, both as pflag writes them, with the default.
+// describe returns a flag and its description in pflag's format. The description includes the default.
 func describe(f *pflag.Flag) [2]string {
 	single := pflag.NewFlagSet("", pflag.ContinueOnError)
 	single.AddFlag(f)
-	line := single.FlagUsages() // it begins with six columns for the short name, and three spaces follow the name
+	line := single.FlagUsages() // six columns for the short name, then the name, then three spaces
 	name, usage, _ := strings.Cut(line[6:], "   ")
 	return [2]string{line[:6] + name, usage}
 }

@@ -22,7 +22,7 @@ a directory man1 of its path, such as /usr/local/share/man/man1.`,
 				return fmt.Errorf("manual pages: %w", err)
 			}
 			root := cmd.Root()
-			root.DisableAutoGenTag = true // otherwise each page would have the day on which it was written
+			root.DisableAutoGenTag = true // otherwise each page would contain the current date
 			header := doc.GenManHeader{Section: "1", Source: root.Name() + " " + Version(), Manual: root.Name()}
 			if err := doc.GenManTree(root, &header, args[0]); err != nil {
 				return fmt.Errorf("manual pages: %w", err)

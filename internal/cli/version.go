@@ -2,10 +2,11 @@ package cli
 
 import "runtime/debug"
 
-// stamp is the version of a released image: the linker sets it.
+// stamp is the version of a released image. The linker sets it.
 var stamp string
 
-// Version returns the stamp, if there is one, or else the version of the main module as Go recorded it in the program.
+// Version returns the stamp if it is set. Otherwise it returns the version of the main module, as Go recorded it in the
+// program.
 func Version() string {
 	if stamp != "" {
 		return stamp

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/replay/accesslog"
 )
 
-// Report has the results that the policy would have had. Its JSON form is that of `consumer replay -o json`.
+// Report has the results of the policy. `consumer replay -o json` writes its JSON form.
 type Report struct {
 	Total    Total              `json:"total"`
 	Span     Span               `json:"span"`
@@ -32,11 +32,10 @@ type Span struct {
 	From       time.Time `json:"from,omitzero"`
 	To         time.Time `json:"to,omitzero"`
 	Seconds    float64   `json:"seconds"`
-	OutOfOrder int64     `json:"out_of_order"` // requests with a time before the clock
+	OutOfOrder int64     `json:"out_of_order"` // requests with an earlier time than the clock
 }
 
-// Peak is the second of the log's clock with the most requests, the first of
-// them if several have as many.
+// Peak is the second of the log's clock with the most requests. If several seconds have the most, it is the first.
 type Peak struct {
 	At       time.Time `json:"at,omitzero"`
 	Requests int64     `json:"requests"`
@@ -51,13 +50,13 @@ type Key struct {
 	Denied   int64  `json:"denied"`
 }
 
-// outcome counts requests in the order of the log.
+// outcome counts the requests in the order of the log.
 type outcome struct {
 	total         Total
 	outOfOrder    int64
 	previous      int64 // time of the previous request; Unix µs
-	rose, fell    int64 // numbers of requests that are later, and earlier, than the previous one
-	first, clock  int64 // of the first request, and the highest so far; Unix µs
+	rose, fell    int64 // numbers of requests that are later or earlier than the previous one
+	first, clock  int64 // time of the first request, and the highest time so far; Unix µs
 	keys          map[string]*counts
 	second        int64 // the second being counted, Unix seconds
 	current, peak counts
@@ -77,7 +76,7 @@ func newOutcome() *outcome {
 	return &outcome{clock: math.MinInt64, keys: map[string]*counts{}}
 }
 
-// count counts a request of time at.
+// count counts a request. at is its time.
 func (t *outcome) count(key []byte, at int64, denied bool) {
 	if t.total.Requests == 0 {
 		t.first = at
@@ -139,7 +138,7 @@ func (t *outcome) report(top int, unparsed accesslog.Unparsed) Report {
 	return r
 }
 
-// top returns the n keys denied most, then those with the most requests.
+// top returns the n keys with the most denied requests. Keys with equally many are ordered by their number of requests.
 func (t *outcome) top(n int) []Key {
 	top := make([]Key, 0, min(n, len(t.keys))+1)
 	for name, c := range t.keys {

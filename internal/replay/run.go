@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Log is a source of requests; [accesslog.Reader] is one.
+// Log is a source of requests. [accesslog.Reader] implements it.
 type Log interface {
 	Next() (accesslog.Record, error) // io.EOF after the last
 	Unparsed() accesslog.Unparsed
@@ -22,19 +22,17 @@ type Config struct {
 	Rate     policy.Rate
 	Speed    Speed
 	Top      int // number of keys that the report lists, at least 0
-	// Progress, unless nil, is called before each request, from the goroutine
-	// of Run: with the totals so far (Keys and Unparsed are 0) and, from the
-	// second request on, the log's clock in Unix µs.
+	// Progress is called before each request, from the goroutine of Run. It gets the totals so far, in which Keys and
+	// Unparsed are 0. From the second request on it also gets the log's clock in Unix µs. It may be nil.
 	Progress func(Total, int64)
 }
 
-// ErrBackwards is returned for a log that begins with its newest request. It is recognised because more requests are
-// earlier than the previous one than are later. The report of such a log is useless, since its buckets earned no
-// credit.
+// ErrBackwards is returned for a log that begins with its newest request. Such a log has more requests that are earlier
+// than the previous one than requests that are later. Its report is useless, because its buckets earned no credit.
 var ErrBackwards = errors.New("replay: the log begins with its newest request")
 
 // Run replays the log to its end. If the log fails or ctx ends before that, the report covers the requests so far, and
-// the error is the reason. Memory grows with the number of keys, by some hundred bytes for each.
+// the error has the reason. The memory in use grows by some hundred bytes for each key.
 func Run(ctx context.Context, log Log, cfg Config) (Report, error) {
 	buckets, err := NewBuckets(cfg.Capacity, cfg.Rate)
 	if err != nil {
@@ -68,7 +66,7 @@ func next(ctx context.Context, log Log, buckets *Buckets, t *outcome, p *pacer, 
 	if progress != nil {
 		progress(t.total, t.clock)
 	}
-	// A request is not counted until its time has come.
+	// A request is counted only when its time has come.
 	if err := p.wait(ctx, max(record.Time, t.clock)); err != nil {
 		return err
 	}

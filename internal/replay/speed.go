@@ -10,13 +10,13 @@ import (
 	"time"
 )
 
-// Speed is the number of seconds of the log that pass in a second.
+// Speed is the number of seconds of the log that are replayed in one second.
 type Speed float64
 
 // Max is the speed of a replay that never waits.
 const Max Speed = 0
 
-// Limits of the other speeds.
+// These are the limits of the other speeds.
 const (
 	minSpeed = 0.001
 	maxSpeed = 1e6
@@ -32,7 +32,7 @@ func ParseSpeed(s string) (Speed, error) {
 	}
 	number, found := strings.CutSuffix(s, "x")
 	f, err := strconv.ParseFloat(number, 64)
-	if !found || err != nil || !(f >= minSpeed && f <= maxSpeed) { // written so that NaN is refused
+	if !found || err != nil || !(f >= minSpeed && f <= maxSpeed) { // this form of the condition refuses NaN
 		return 0, fmt.Errorf("%w %q: want max, or a factor from %gx to %.0fx such as 1x or 100x", ErrSpeed, s, minSpeed,
 			maxSpeed)
 	}
@@ -47,8 +47,7 @@ func (s Speed) String() string {
 	return strconv.FormatFloat(float64(s), 'f', -1, 64) + "x"
 }
 
-// pacer makes the log's clock run at a speed. The time of each instant is computed from its distance to the first one,
-// so delays don't add up.
+// pacer makes the log's clock run at a speed. It computes each instant from the first one, so delays don't add up.
 type pacer struct {
 	speed Speed
 	first int64 // of the log, Unix µs
@@ -56,7 +55,7 @@ type pacer struct {
 	timer *time.Timer
 }
 
-// wait waits until the log's clock shows at.
+// wait waits until the log's clock reaches at.
 func (p *pacer) wait(ctx context.Context, at int64) error {
 	if p.speed == Max {
 		return ctx.Err()

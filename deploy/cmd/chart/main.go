@@ -18,7 +18,7 @@ func main() {
 	version := flag.String("version", "", "the version, without a v; that of the chart if it is empty")
 	out := flag.String("o", "../dist", "where to write the package")
 	flag.Parse()
-	slog.SetLogLoggerLevel(slog.LevelWarn) // Helm logs each symbolic link
+	slog.SetLogLoggerLevel(slog.LevelWarn) // otherwise Helm logs each symbolic link
 	if err := save(*dir, *version, *out); err != nil {
 		fmt.Fprintln(os.Stderr, "chart:", err)
 		os.Exit(1)

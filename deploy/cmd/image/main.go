@@ -1,10 +1,10 @@
-// Command image builds the image of the Dockerfile without Docker and writes it
-// to a directory in the layout of OCI, one image for each platform:
+// Command image builds the image of the Dockerfile without Docker. It writes the image to a directory in the layout of
+// OCI, with one image for each platform:
 //
 //	go -C deploy run ./cmd/image -version v0.1.0 -o ../dist/image
 //
-// skopeo, crane and docker buildx read such a directory. Releases are built with
-// the Dockerfile itself; this is for trying one without Docker.
+// skopeo, crane and docker buildx read such a directory. Releases are built with the Dockerfile itself. This command is
+// for trying a release without Docker.
 package main
 
 import (

@@ -1,9 +1,9 @@
-// Command sbom writes the bill of materials of a program of Go in the form of
-// CycloneDX, from the list of modules that Go puts into it:
+// Command sbom writes the bill of materials of a Go program in the format of CycloneDX. It reads the list of modules
+// that Go stores in the program:
 //
 //	sbom PROGRAM VERSION FILE
 //
-// It needs no network, and the same program always gives the same file.
+// It needs no network, and always writes the same file for the same program.
 package main
 
 import (

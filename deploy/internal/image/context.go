@@ -9,14 +9,14 @@ import (
 	"github.com/moby/patternmatcher/ignorefile"
 )
 
-// Context copies what .dockerignore lets through from the root of the repository
-// to a directory, as Docker would send it to its daemon.
+// Context copies the files that .dockerignore doesn't exclude from the root of the repository to a directory. Docker
+// would send the same files to its daemon.
 func Context(root, dir string) error {
 	file, err := os.Open(filepath.Join(root, ".dockerignore"))
 	if err != nil {
 		return err
 	}
-	defer func() { _ = file.Close() }() // it is only read
+	defer func() { _ = file.Close() }() // it is only read, so the error doesn't matter
 	patterns, err := ignorefile.ReadAll(file)
 	if err != nil {
 		return err

@@ -10,7 +10,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/parser"
 )
 
-// dockerfile holds the parts of a two-stage Dockerfile that the image is built from.
+// dockerfile has the parts of a two-stage Dockerfile from which the image is built.
 type dockerfile struct {
 	compile string // the command that builds the programs
 	last    []instructions.Command
@@ -21,7 +21,7 @@ func parse(path string) (dockerfile, error) {
 	if err != nil {
 		return dockerfile{}, err
 	}
-	defer func() { _ = file.Close() }() // it is only read
+	defer func() { _ = file.Close() }() // it is only read, so the error doesn't matter
 	tree, err := parser.Parse(file)
 	if err != nil {
 		return dockerfile{}, err

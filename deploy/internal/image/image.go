@@ -21,8 +21,7 @@ import (
 	"github.com/moby/buildkit/frontend/dockerfile/instructions"
 )
 
-// Build builds the image for a platform from a repository, with the version to
-// stamp.
+// Build builds the image for a platform from a repository. version is stamped into the programs.
 func Build(ctx context.Context, root string, platform v1.Platform, version string) (v1.Image, error) {
 	file, err := parse(filepath.Join(root, "Dockerfile"))
 	if err != nil {
@@ -48,7 +47,7 @@ func Build(ctx context.Context, root string, platform v1.Platform, version strin
 	return b.image()
 }
 
-// Programs builds the image's programs alone, into a directory.
+// Programs builds only the image's programs, into a directory.
 func Programs(ctx context.Context, root, out string, platform v1.Platform, version string) error {
 	file, err := parse(filepath.Join(root, "Dockerfile"))
 	if err != nil {
@@ -74,7 +73,7 @@ func Programs(ctx context.Context, root, out string, platform v1.Platform, versi
 
 // builder follows the instructions of the last stage.
 type builder struct {
-	out     string // where the programs are
+	out     string // directory of the programs
 	version string
 	config  *v1.ConfigFile
 	layers  []v1.Layer
@@ -83,7 +82,7 @@ type builder struct {
 func (b *builder) add(command instructions.Command) error {
 	expand := strings.NewReplacer("${VERSION}", b.version, "$VERSION", b.version).Replace
 	switch c := command.(type) {
-	case *instructions.ArgCommand: // the version, which is given
+	case *instructions.ArgCommand: // the only argument is the version, which is given
 	case *instructions.LabelCommand:
 		b.config.Config.Labels = map[string]string{}
 		for _, l := range c.Labels {
@@ -114,7 +113,7 @@ func (b *builder) copy(c *instructions.CopyCommand) error {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	for _, from := range c.SourcePaths {
-		here := from // the certificates of this machine
+		here := from // the only other files are the certificates of this machine
 		if program, ok := strings.CutPrefix(from, "/out/"); ok {
 			here = filepath.Join(b.out, program)
 		}

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
-// Unpack writes the files of an image to a directory, as a container would have
-// them, and returns how many bytes they are.
+// Unpack writes the files of an image to a directory, in the form in which a container would have them. It returns
+// their total size in bytes.
 func Unpack(image v1.Image, dir string) (size int64, err error) {
 	files := mutate.Extract(image)
 	defer func() { err = errors.Join(err, files.Close()) }()

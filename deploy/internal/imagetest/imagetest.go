@@ -18,8 +18,8 @@ import (
 
 var dir string
 
-// Main is the TestMain of a package whose tests use Program. It is in a
-// directory two below the root of the repository.
+// Main is the TestMain of a package whose tests use Program. The package must be in a directory two levels below the
+// root of the repository.
 func Main(m *testing.M) {
 	var err error
 	dir, err = os.MkdirTemp("", "refiller-programs-")
@@ -27,7 +27,7 @@ func Main(m *testing.M) {
 		panic(err)
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
-	m.Run() // its result is the exit code once TestMain returns
+	m.Run() // TestMain exits with the result of m.Run when it returns
 }
 
 var build = sync.OnceValue(func() error {
@@ -35,7 +35,7 @@ var build = sync.OnceValue(func() error {
 	return image.Programs(context.Background(), "../..", dir, platform, "v0.0.0-test")
 })
 
-// Program is the path of refiller or consumer.
+// Program returns the path of the program refiller or consumer.
 func Program(t *testing.T, name string) string {
 	t.Helper()
 	require.NoError(t, build())

@@ -1,7 +1,8 @@
-// Package filewatch reports changes of the content of a file, however it was changed: written in place, replaced by a
-// rename, or by a symbolic link above it that now leads elsewhere, as Kubernetes updates a mounted ConfigMap.
+// Package filewatch reports changes of the content of a file. It makes no difference how the file was changed. It may
+// be written in place, or replaced by a rename. A symbolic link above it may also point to another file, as when
+// Kubernetes updates a mounted ConfigMap.
 //
-// It watches directories and not the file, since a replaced file loses its watch. It compares contents, since many
-// events change nothing. In addition it polls slowly, because file systems such as NFS send no events, and a kernel may
-// run out of watches.
+// The package watches directories instead of the file, because a replaced file loses its watch. It compares contents,
+// because many events change nothing. It also polls slowly, because file systems such as NFS send no events, and
+// because a kernel may run out of watches. The package doesn't parse files: the caller reads them again after a change.
 package filewatch

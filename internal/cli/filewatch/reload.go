@@ -9,8 +9,8 @@ import (
 	"syscall"
 )
 
-// Reload reports why a program is to read its files again: one of them changed, another source did, or the process got
-// SIGHUP. It listens from NewReload on, and must be run or closed.
+// Reload reports when a program has to read its files again, and the cause. A file or another source has changed, or
+// the process got SIGHUP. Reload listens as soon as NewReload has returned. It must be run or closed.
 type Reload struct {
 	hup   chan os.Signal
 	files []*File
@@ -35,22 +35,23 @@ func (r *Reload) Watch(path string, o Options) error {
 	return nil
 }
 
-// Files returns how many files are watched.
+// Files returns the number of watched files.
 func (r *Reload) Files() int { return len(r.files) }
 
-// Follow adds a source. Run calls run, which calls changed for each change until its context ends.
+// Follow adds a source of changes. Run calls run, and run calls changed for each change until its context ends.
 func (r *Reload) Follow(cause string, run func(ctx context.Context, changed func())) {
 	r.runs = append(r.runs, func(ctx context.Context, due chan<- string) {
 		run(ctx, func() {
 			select {
 			case due <- cause:
-			default: // one waiting request is enough
+			default: // a reload is already due
 			}
 		})
 	})
 }
 
-// Run calls read with the cause whenever the files are to be read again, until ctx ends and read has returned.
+// Run calls read with the cause whenever the files have to be read again. It returns when ctx has ended and read has
+// returned.
 func (r *Reload) Run(ctx context.Context, read func(cause string)) {
 	var running sync.WaitGroup
 	defer running.Wait()
@@ -70,7 +71,7 @@ func (r *Reload) Run(ctx context.Context, read func(cause string)) {
 	}
 }
 
-// Close releases what NewReload and Watch acquired. It is called after Run has returned, or instead of Run.
+// Close releases the resources of NewReload and Watch. It is called after Run has returned, or instead of Run.
 func (r *Reload) Close() error {
 	signal.Stop(r.hup)
 	var first error

@@ -16,12 +16,12 @@ import (
 )
 
 const (
-	// settle is the time between an event and the reading of the file, so that a burst of events, or a file that is being
-	// written, causes one reading.
+	// settle is the time from an event to the reading of the file. So a burst of events causes only one reading. The same
+	// holds for a file that is being written.
 	settle = 50 * time.Millisecond
 	// DefaultPoll is the time between two readings without an event.
 	DefaultPoll = 5 * time.Second
-	// blindPoll is used instead while there are no events.
+	// blindPoll replaces DefaultPoll while there are no events.
 	blindPoll = 500 * time.Millisecond
 )
 
@@ -29,24 +29,24 @@ const (
 type Options struct {
 	Poll   time.Duration // between two readings without an event; 0 means DefaultPoll
 	Logger hclog.Logger  // nil means none
-	Gone   bool          // Run reports it as well when the file can't be read any more
+	Gone   bool          // Run also reports that the file can't be read any more
 }
 
-// File is a file, or a directory of YAML files, that is watched from New on.
+// File is a file, or a directory of YAML files, that is watched as soon as New has returned.
 type File struct {
 	path       string
 	poll       time.Duration
 	log        hclog.Logger
 	reportGone bool // Options.Gone
 	seen       [sha256.Size]byte
-	present    bool              // it could be read the last time
-	gone       bool              // it was missing at some time after it was last reported
-	events     *fsnotify.Watcher // nil: polling alone
+	present    bool              // the last reading succeeded
+	gone       bool              // the file was missing at some time since the last report
+	events     *fsnotify.Watcher // nil if the file is only polled
 }
 
-// New begins to watch the file or the directory at path: Run reports every content other than that at the call of New.
-// The content of a directory is that of its YAML files, with their names. It must be readable. The File must be run or
-// closed.
+// New begins to watch the file or the directory at path. Run reports every content that differs from the content at
+// this call. The content of a directory is the content of its YAML files, with their names. The path must be readable.
+// The File must be run or closed.
 func New(path string, o Options) (*File, error) {
 	f := &File{path: path, poll: o.Poll, log: o.Logger, reportGone: o.Gone}
 	if f.poll == 0 {
@@ -79,37 +79,38 @@ func (f *File) Close() error {
 	return f.events.Close()
 }
 
-// watch watches the directory of the path and, if the path is a link, that of the file to which it leads. Watching a
-// directory again is no error, and mends the watch of one that was replaced.
+// watch watches the directory of the path. If the path is a link, it also watches the directory of the link's target.
+// Watching a directory again is no error. It restores the watch of a directory that was replaced.
 func (f *File) watch() error {
 	if err := f.events.Add(filepath.Dir(f.path)); err != nil {
 		return err
 	}
 	if isDirectory(f.path) {
-		// Each file of a mounted ConfigMap is a link through another link in this directory, which changes.
+		// Each file of a mounted ConfigMap is a link through another link in this directory. That other link changes.
 		return f.events.Add(f.path)
 	}
 	target, err := filepath.EvalSymlinks(f.path)
 	if err != nil {
-		return nil // it is being replaced
+		return nil // the target is being replaced
 	}
 	return f.events.Add(filepath.Dir(target))
 }
 
-// blind makes the File poll more often, without events.
+// blind makes the File poll more often instead of waiting for events.
 func (f *File) blind(err error) {
 	f.log.Warn("file events are not available: polling", "path", f.path, "interval", blindPoll, "error", err)
 	if f.events != nil {
-		_ = f.events.Close() // it is of no use any more
+		_ = f.events.Close() // it is not needed any more
 	}
 	f.events, f.poll = nil, min(f.poll, blindPoll)
 }
 
-// Run calls changed, from this goroutine, after each change of the content, until ctx ends. A deleted file has not
-// changed, except with Options.Gone. A deleted file that is there again has changed, even if its content is the old
-// one: a caller may have read it while it was missing. Several changes in quick succession may be reported once.
+// Run calls changed after each change of the content, until ctx ends. It calls changed in its caller's goroutine. A
+// deletion counts as a change only with Options.Gone. When a deleted file exists again, this counts as a change even if
+// its content is the old one. The reason is that a caller may have read the file while it was missing. Several changes
+// in quick succession may be reported once.
 func (f *File) Run(ctx context.Context, changed func()) {
-	defer func() { _ = f.Close() }() // nothing is read from it any more
+	defer func() { _ = f.Close() }() // the File is not needed any more
 	poll := time.NewTicker(f.poll)
 	defer poll.Stop()
 	var settled <-chan time.Time
@@ -147,7 +148,7 @@ func (f *File) Run(ctx context.Context, changed func()) {
 	}
 }
 
-// refresh reads the file and reports a new content.
+// refresh reads the file and reports its content if it is new.
 func (f *File) refresh(changed func()) {
 	if f.events != nil {
 		if err := f.watch(); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -202,8 +203,8 @@ func addContent(h io.Writer, path string) error {
 	return err
 }
 
-// Files returns the path itself or, if it is a directory, the paths of the YAML files in it, in the order of their
-// names. Files whose names begin with a dot are left out, and so are directories.
+// Files returns path itself or, if it is a directory, the paths of the YAML files in it, ordered by name. It leaves out
+// directories, and files whose names begin with a dot.
 func Files(path string) ([]string, error) {
 	if !isDirectory(path) {
 		return []string{path}, nil

@@ -12,18 +12,18 @@ import (
 	"golang.org/x/term"
 )
 
-// minWidth is the narrowest width that text is fitted to.
+// minWidth is the narrowest width to which text is fitted.
 const minWidth = 20
 
-// Screen is what a program writes to. The zero value is no terminal.
+// Screen is the output of a program. The zero value is not a terminal.
 type Screen struct {
-	file    *os.File // nil: not a terminal
+	file    *os.File // nil if the output is not a terminal
 	dumb    bool
 	noColor bool
 }
 
-// Of returns the screen of w. environ decides whether it understands escape sequences (TERM) and shows colours
-// (NO_COLOR, see https://no-color.org).
+// Of returns the screen of w. environ determines whether the screen understands escape sequences (TERM) and shows
+// colours (NO_COLOR, see https://no-color.org).
 func Of(w io.Writer, environ map[string]string) Screen {
 	f, ok := w.(*os.File)
 	if !ok || !term.IsTerminal(int(f.Fd())) {
@@ -32,13 +32,13 @@ func Of(w io.Writer, environ map[string]string) Screen {
 	return Screen{file: f, dumb: environ["TERM"] == "dumb", noColor: environ["NO_COLOR"] != ""}
 }
 
-// Rewrites reports whether earlier output can be overwritten, by escape sequences.
+// Rewrites reports whether the program can overwrite earlier output with escape sequences.
 func (s Screen) Rewrites() bool { return s.file != nil && !s.dumb }
 
 // Colors reports whether colours are wanted.
 func (s Screen) Colors() bool { return s.Rewrites() && !s.noColor }
 
-// Width returns how many columns there are at the moment; 0 if there is no limit.
+// Width returns the present number of columns. It returns 0 if there is no limit.
 func (s Screen) Width() int {
 	if s.file == nil {
 		return 0
@@ -50,8 +50,8 @@ func (s Screen) Width() int {
 	return max(minWidth, width)
 }
 
-// Text returns s, quoted if a character of it can't be printed. Otherwise a name could colour a terminal or move its
-// cursor.
+// Text returns s. It quotes s if a character of s can't be printed. Otherwise a name could colour a terminal or move
+// its cursor.
 func Text(s string) string {
 	for _, r := range s {
 		if r == utf8.RuneError || !strconv.IsPrint(r) {
@@ -61,7 +61,7 @@ func Text(s string) string {
 	return s
 }
 
-// printable returns text with every character escaped that can't be printed, except line feeds.
+// printable escapes the characters of text that can't be printed, except line feeds.
 func printable(text string) string {
 	var b strings.Builder
 	for i, r := range text {
@@ -76,8 +76,8 @@ func printable(text string) string {
 	return b.String()
 }
 
-// Cut shortens a line to width columns, with an ellipsis. It never cuts within a number, which would make it another
-// number. Escape sequences take no room and stay. A width of 0 cuts nothing.
+// Cut shortens a line to width columns, with an ellipsis at the end. It never cuts within a number, because the rest
+// would be another number. Escape sequences need no columns and are not removed. If width is 0, nothing is cut.
 func Cut(line string, width int) string {
 	if width <= 0 || ansi.StringWidth(line) <= width {
 		return line
@@ -93,7 +93,7 @@ func Cut(line string, width int) string {
 // inNumber reports whether a character may be within a number.
 func inNumber(r rune) bool { return unicode.IsDigit(r) || strings.ContainsRune(".,-%/", r) }
 
-// Flow puts items beside each other on lines of at most width columns. It breaks no item. A width of 0 is no limit.
+// Flow joins items into lines of at most width columns. It doesn't break items. A width of 0 means no limit.
 func Flow(items []string, separator string, width int) []string {
 	var lines []string
 	for _, item := range items {
@@ -107,7 +107,8 @@ func Flow(items []string, separator string, width int) []string {
 	return lines
 }
 
-// Wrap breaks text into lines of at most width columns, between words where it can. A width of 0 is no limit.
+// Wrap breaks text into lines of at most width columns. If possible, it breaks between words. A width of 0 means no
+// limit.
 func Wrap(text string, width int) []string {
 	if width <= 0 {
 		return strings.Split(text, "\n")

@@ -2,7 +2,8 @@ package terminal
 
 import "strings"
 
-// Spark draws parts of a whole, one column each: from ▁ for nothing to █ for all, and a dot where it isn't known.
+// Spark draws parts of a whole, one column for each: from ▁ for 0 to █ for the whole. It draws a dot for an unknown
+// part.
 func Spark(parts []*float64) string {
 	const levels = "▁▂▃▄▅▆▇█"
 	steps := []rune(levels)

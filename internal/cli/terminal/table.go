@@ -11,7 +11,7 @@ import (
 
 const (
 	gap        = 2 // columns between two cells
-	minCutCell = 8 // columns of text that is cut
+	minCutCell = 8 // smallest number of columns of a text that is cut
 )
 
 // Column is a column of a table.
@@ -19,14 +19,14 @@ type Column struct {
 	Name  string
 	Right bool // its cells are numbers, and aligned to the right
 	Text  bool // its cells may be cut
-	// Least is the width below which its cells are cut only if no column with Spare remains.
+	// Least is a width of the column. Its cells are cut to fewer columns only after all columns with Spare were left out.
 	Least int
-	// Spare decides when the column is left out of a table that is too wide even with its texts cut: 0 never, otherwise
-	// the higher, the sooner.
+	// Spare orders the columns that are left out of a table that is too wide even after its texts were cut. The column
+	// with the highest value is left out first. A column with 0 is never left out.
 	Spare int
 }
 
-// Table is rows of cells below each other.
+// Table has rows of cells below each other.
 type Table struct {
 	columns []Column
 	rows    []row
@@ -34,13 +34,13 @@ type Table struct {
 
 type row struct {
 	cells []string
-	rest  string // instead of the cells that are missing
+	rest  string // in place of the missing cells
 }
 
-// NewTable makes a table. It has a heading unless no column has a name.
+// NewTable makes a table. The table has a heading if any column has a name.
 func NewTable(columns ...Column) *Table { return &Table{columns: columns} }
 
-// Row adds a row: a cell for each column, as fmt.Sprint writes it.
+// Row adds a row. It has a cell for each column, formatted by fmt.Sprint.
 func (t *Table) Row(cells ...any) {
 	r := row{cells: make([]string, len(cells))}
 	for i, c := range cells {
@@ -54,7 +54,7 @@ func (t *Table) Span(first, text string) {
 	t.rows = append(t.rows, row{cells: []string{Text(first)}, rest: Text(text)})
 }
 
-// Write writes the table in lines of at most width columns. A width of 0 is no limit.
+// Write writes the table in lines of at most width columns. A width of 0 means no limit.
 func (t *Table) Write(w io.Writer, width int) error {
 	rows := t.rows
 	if t.headed() {
@@ -83,8 +83,8 @@ func (t *Table) headed() bool {
 	return false
 }
 
-// fit returns the widths of the columns; 0 for one that is left out. Texts are cut before a column is left out, and get
-// its room.
+// fit returns the widths of the columns. The width of a column that is left out is 0. Texts are cut before a column is
+// left out. When it is left out, the texts get its columns.
 func (t *Table) fit(rows []row, width int) []int {
 	whole := make([]int, len(t.columns))
 	for _, r := range rows {
@@ -108,8 +108,8 @@ func (t *Table) fit(rows []row, width int) []int {
 	}
 }
 
-// widestText returns the widest column that may be cut further, -1 if there is none. spare is set while a column may be
-// left out; then none is cut below its Least.
+// widestText returns the widest column that may be cut further, or -1 if there is none. spare is set while a column may
+// still be left out. Then no column is cut below its Least.
 func (t *Table) widestText(widths []int, spare bool) int {
 	widest := -1
 	for i, c := range t.columns {
@@ -124,7 +124,7 @@ func (t *Table) widestText(widths []int, spare bool) int {
 	return widest
 }
 
-// mostSpare returns the next column to leave out, -1 if there is none.
+// mostSpare returns the next column to leave out, or -1 if there is none.
 func (t *Table) mostSpare(widths []int) int {
 	spare := -1
 	for i, c := range t.columns {
@@ -166,12 +166,12 @@ func (t *Table) line(r row, widths []int) string {
 	return strings.TrimRight(strings.Join(cells, strings.Repeat(" ", gap)), " ")
 }
 
-// Pair is a name and what is said of it.
+// Pair is a name and a text about it.
 type Pair struct{ Name, Text string }
 
-// WritePairs writes pairs as a list within width columns, 0 for as many as it takes: names to the left, and texts,
-// which are broken between words, beside them. A pair without a name goes on with the one before. What can't be printed
-// is escaped.
+// WritePairs writes pairs as a list in lines of at most width columns. A width of 0 means no limit. The names are on
+// the left, with the texts beside them. Texts are broken between words. A pair without a name continues the pair before
+// it. Characters that can't be printed are escaped.
 func WritePairs(w io.Writer, width int, pairs []Pair) error {
 	names := 0
 	for _, p := range pairs {

@@ -1,4 +1,4 @@
-// Package accesslog reads the requests of a web server's access log. Of each request it reads the time and one field,
+// Package accesslog reads the requests of a web server's access log. It reads the time of each request and one field,
 // such as the client's address. It doesn't count or limit requests: see package replay.
 //
 // It reads Apache's and nginx's combined and common formats (with or without the virtual host or X-Forwarded-For in
@@ -6,6 +6,6 @@
 // them. The format is recognised line by line, so a log may mix formats. A log that is compressed by gzip, xz or zstd
 // is recognised by its first bytes.
 //
-// The log is read as a stream, so memory grows neither with the log nor with its longest line. A line that can't be
-// read is counted and skipped. The first few such lines are kept with the reason.
+// The log is read as a stream, so the memory in use grows neither with the log nor with its longest line. A line that
+// can't be read is counted and skipped. The first few such lines are kept with the reason.
 package accesslog

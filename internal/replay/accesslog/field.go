@@ -14,7 +14,7 @@ var ErrField = errors.New("accesslog: bad field")
 type kind int
 
 const (
-	other kind = iota // only a path into JSON
+	other kind = iota // a name that is only a path into JSON
 	ip
 	user
 	method
@@ -29,7 +29,7 @@ const (
 	agent
 )
 
-// field is the field that is read. In JSON, the kinds after status are paths like any other name.
+// field is the field that is read. In JSON, the kinds after status are paths, like names of the kind other.
 type field struct {
 	kind kind
 	name string
@@ -50,11 +50,11 @@ func newField(name string) (field, error) {
 	return field{kinds[name], name}, nil
 }
 
-// dash marks a missing value, as in the logs themselves.
+// dash stands for a missing value, as in the logs themselves.
 var dash = []byte("-")
 
-// splitRequest splits a request line, "GET /path?query HTTP/1.1". For other text, such as the first bytes of a TLS
-// handshake, it returns nothing.
+// splitRequest splits a request line such as "GET /path?query HTTP/1.1". It returns nothing for other text, such as the
+// first bytes of a TLS handshake.
 func splitRequest(line []byte) (method, uri, protocol []byte) {
 	method, uri, found := bytes.Cut(line, []byte(" "))
 	if !found {

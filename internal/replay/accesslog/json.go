@@ -8,7 +8,7 @@ import (
 	"strconv"
 )
 
-// Reasons for which a line of JSON can't be read.
+// These are the reasons why a line of JSON can't be read.
 var (
 	errNotJSON    = errors.New("not a JSON object")
 	errNoJSONTime = errors.New("no time that can be read in the JSON object: name its field with --time-field")
@@ -16,8 +16,9 @@ var (
 
 type rawValue = json.RawMessage
 
-// Names of the fields that servers write, the most specific first. Caddy nests the request. Traefik's names are
-// capitalised. nginx has the names of its log_format, which are mostly those of its variables.
+// These are the names of the fields that servers write, the most specific first. Caddy puts the fields into a nested
+// object. Traefik's names are capitalised. nginx uses the names in its log_format, which are mostly the names of its
+// variables.
 var (
 	timeNames = []string{
 		"StartUTC", "ts", "msec", "time_iso8601", "@timestamp", "timestamp", "time", "time_local", "StartLocal", "datetime",
@@ -58,7 +59,7 @@ func (r *Reader) parseJSON(line []byte) (Record, error) {
 	return Record{Time: us, Key: key}, err
 }
 
-// timeOf returns the time in the given field or, without one, in one of the usual fields.
+// timeOf returns the time in the named field. If named is empty, it uses one of the usual fields.
 func timeOf(object map[string]rawValue, named string) (us int64, ok bool) {
 	names := timeNames
 	if named != "" {
@@ -110,8 +111,8 @@ func valueOf(object map[string]rawValue, f field) ([]byte, error) {
 	return dash, nil
 }
 
-// lookup finds the text of a string, number or boolean by its path. A name in the path may itself have dots; the
-// longest such name is tried first. A list with one element has the value of that element.
+// lookup finds the text of a string, number or boolean by its path. A name in the path may itself have dots. lookup
+// tries the longest such name first. A list with one element has the value of that element.
 func lookup(object map[string]rawValue, path string) (text []byte, found bool) {
 	if raw, ok := object[path]; ok {
 		return scalar(raw)
@@ -158,7 +159,7 @@ func lookupIn(raw rawValue, path string) (text []byte, found bool) {
 	return nil, false
 }
 
-// scalar returns the text of a value that is no object. null counts as missing.
+// scalar returns the text of a value that is not an object. null counts as missing.
 func scalar(raw rawValue) (text []byte, found bool) {
 	switch raw[0] {
 	case '"':

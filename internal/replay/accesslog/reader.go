@@ -9,8 +9,8 @@ import (
 )
 
 const (
-	// MaxLine is the longest line that is read, in bytes with its line end. A
-	// longer one counts as unparsed.
+	// MaxLine is the length of the longest line that is read, in bytes with its line end. A longer line counts as
+	// unparsed.
 	MaxLine = 256 << 10
 	// MaxSamples is the number of unparsed lines that are kept with the reason.
 	MaxSamples = 5
@@ -22,7 +22,7 @@ var errTooLong = fmt.Errorf("longer than %d bytes", MaxLine)
 // Record is one request.
 type Record struct {
 	Time int64  // Unix µs
-	Key  []byte // the field's value, "-" if empty; valid until the next call of Next
+	Key  []byte // the field's value, "-" if it is empty; valid until the next call of Next
 }
 
 // Unparsed describes the lines that could not be read.
@@ -49,14 +49,13 @@ type Reader struct {
 	unparsed  Unparsed
 }
 
-// NewReader returns a reader of log, plain or compressed, whose records have the
-// value of the named field as their key: ip, user, method, path (without the
-// query) or status, in every format. Lines of text also have host, ident, uri
-// (the path with the query), protocol, bytes, referer and agent. In lines of
-// JSON every other name is the path of a field, with dots between the names of
-// nested objects, and a number for an element of a list. The time of a line of
-// JSON is in the field named timeField, or in one of the usual ones if that is
-// empty.
+// NewReader returns a reader of log, plain or compressed. The value of the named field becomes the key of each record.
+// Every format has the fields ip, user, method, path (without the query) and status. Lines of text also have host,
+// ident, uri (the path with the query), protocol, bytes, referer and agent.
+//
+// In lines of JSON every other name is the path of a field. Dots separate the names of nested objects, and a number
+// selects an element of a list. The time of a line of JSON is in the field named timeField. If timeField is empty, it
+// is in one of the usual fields.
 func NewReader(log io.Reader, name, timeField string) (*Reader, error) {
 	f, err := newField(name)
 	if err != nil {
@@ -70,8 +69,8 @@ func NewReader(log io.Reader, name, timeField string) (*Reader, error) {
 	return &Reader{source: log, field: f, timeField: timeField}, nil
 }
 
-// Next returns the next request, and io.EOF after the last. Any other error concerns the log as a whole, such as a
-// compressed file that was cut short. Lines that can't be read are skipped.
+// Next returns the next request, and io.EOF after the last. It skips lines that can't be read. Any other error concerns
+// the log as a whole, for example a compressed file that was cut short.
 func (r *Reader) Next() (Record, error) {
 	if r.lines == nil {
 		if err := r.open(); err != nil {
@@ -125,7 +124,7 @@ func (r *Reader) open() error {
 	return nil
 }
 
-// readLine returns the next line, which is valid until the next call. The last line may lack its line end.
+// readLine returns the next line. The line is valid until the next call. The last line may lack its line end.
 func (r *Reader) readLine() ([]byte, error) {
 	line, err := r.lines.ReadSlice('\n')
 	if len(line) > 0 {

@@ -7,7 +7,7 @@ import (
 	"net/netip"
 )
 
-// Reasons for which a line of text can't be read.
+// These are the reasons why a line of text can't be read.
 var (
 	errNoTime    = errors.New("no time in brackets")
 	errNoAddress = errors.New("no client address")
@@ -18,12 +18,13 @@ var (
 	errEnvoy     = errors.New("begins with the time, but is in no default format of Envoy or Istio")
 )
 
-// textLine is a line in common or combined format, split:
+// textLine has the parts of a line in common or combined format:
 //
 //	[host] ip ident user [time] "request" status bytes "referer" "agent"
 //	[forwarded, …] ip ident user [time] "request" …
 //
-// or in one of Envoy's formats, which begin with the time. The part behind the status is split only when it is needed.
+// The line may also be in one of Envoy's formats, which begin with the time. The part after the status is split only
+// when it is needed.
 type textLine struct {
 	host, ip, ident, user, request, status, rest []byte
 	size, agent                                  []byte // in Envoy's formats
@@ -62,7 +63,7 @@ func (t *textLine) parse(line []byte) error {
 	return nil
 }
 
-// splitTime finds the first bracket that opens a time. Other brackets may be in a user name.
+// splitTime finds the first bracket that opens a time. A user name may have other brackets.
 func (t *textLine) splitTime(line []byte) (head, tail []byte, err error) {
 	for from := 0; ; {
 		i := bytes.IndexByte(line[from:], '[')
@@ -87,7 +88,7 @@ func (t *textLine) splitHead(head []byte) error {
 	var forwarded bool
 	t.ip, head, forwarded = cutClient(head)
 	t.ident, head = cutWord(head)
-	if forwarded && isAddress(t.ident) { // the proxy (%h), or the client itself if no proxy forwarded the request
+	if forwarded && isAddress(t.ident) { // the second word is the proxy (%h), or the client if there was no proxy
 		if !isAddress(t.ip) {
 			t.ip = t.ident
 		}
@@ -99,18 +100,18 @@ func (t *textLine) splitHead(head []byte) error {
 		return errNoAddress
 	case forwarded:
 	case bytes.IndexByte(t.user, ' ') < 0:
-	case isAddress(t.ident): // the virtual host comes first
+	case isAddress(t.ident): // the first word is the virtual host
 		t.host, t.ip = t.ip, t.ident
 		t.ident, t.user = cutWord(t.user)
 		t.user = bytes.TrimSpace(t.user)
-	case !isAddress(t.ip): // a user's name may have spaces, but this is another prefix
+	case !isAddress(t.ip): // a user's name may have spaces, but this is a prefix of another kind
 		return errPrefix
 	}
 	return nil
 }
 
-// cutClient returns the first word and the rest of the line. If the line begins with a list of addresses like that of
-// X-Forwarded-For, forwarded is true. The word is then the first address, and the rest is behind the list.
+// cutClient returns the first word and the rest of the line. forwarded is true if the line begins with a list of
+// addresses as in X-Forwarded-For. Then client is the first address, and rest is the text after the list.
 func cutClient(head []byte) (client, rest []byte, forwarded bool) {
 	list, rest, quoted := cutQuoted(head)
 	if quoted {
@@ -128,7 +129,7 @@ func cutClient(head []byte) (client, rest []byte, forwarded bool) {
 	return client, rest, isAddress(client)
 }
 
-// splitEnvoy splits the part behind the status in the default formats of Envoy and of Istio:
+// splitEnvoy splits the part after the status in the default formats of Envoy and of Istio:
 //
 //	flags received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
 //	flags details termination "failure" received sent duration upstream "forwarded" "agent" "id" "authority" "upstream"
@@ -214,7 +215,7 @@ func (t *textLine) value(f field) ([]byte, error) {
 	return nil, fmt.Errorf("no field %.100q in a line of text", f.name)
 }
 
-// envoyValue returns a value that Envoy's formats have at another place. They have no referer.
+// envoyValue returns a value that has another place in Envoy's formats. These formats have no referer.
 func (t *textLine) envoyValue(k kind) []byte {
 	switch k {
 	case size:
@@ -235,7 +236,7 @@ func cutWord(s []byte) (word, rest []byte) {
 }
 
 // cutQuoted returns the text in quotes at the start of s, and the rest of s. A backslash escapes the next byte. If the
-// quote isn't closed, the text ends with s.
+// quote isn't closed, the text extends to the end of s.
 func cutQuoted(s []byte) (text, rest []byte, closed bool) {
 	s = bytes.TrimLeft(s, " ")
 	if len(s) == 0 || s[0] != '"' {

@@ -6,11 +6,11 @@ import (
 	"time"
 )
 
-// maxTimeLen is longer than every form of a time in a line of text.
+// maxTimeLen is longer than any time in a line of text.
 const maxTimeLen = 48
 
-// layouts are the layouts of times in the common log format and in ISO 8601, where a time without a zone is in UTC.
-// Each may have a fraction of the second.
+// layouts are the layouts of times in the common log format and in ISO 8601. A time without a zone is in UTC. Each
+// layout also accepts a fraction of the second.
 var layouts = []string{
 	"02/Jan/2006:15:04:05 -0700",
 	time.RFC3339, "2006-01-02T15:04:05Z0700", "2006-01-02T15:04:05",
@@ -28,8 +28,8 @@ func parseDate(s []byte) (us int64, ok bool) {
 	return 0, false
 }
 
-// parseTime reads a date as parseDate does, or a number of seconds since 1970 as Unix µs. The size of the number
-// decides whether it counts milliseconds, microseconds or nanoseconds instead.
+// parseTime reads a date as parseDate does, or a number since 1970, as Unix µs. The size of the number determines
+// whether it counts seconds, milliseconds, microseconds or nanoseconds.
 func parseTime(s []byte) (us int64, ok bool) {
 	us, ok = parseDate(s)
 	if ok {

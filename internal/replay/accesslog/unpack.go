@@ -11,7 +11,7 @@ import (
 	"github.com/ulikunitz/xz"
 )
 
-// maxWindow bounds the memory that unpacking a log of zstd takes. It is what "zstd --ultra -22" needs.
+// maxWindow bounds the memory for unpacking a log of zstd. "zstd --ultra -22" needs this much.
 const maxWindow = 128 << 20
 
 // packing is a compression format of logs.
@@ -29,7 +29,7 @@ var packings = []packing{
 	}},
 }
 
-// packingOf returns the packing of a log by its first bytes, nil if it is plain.
+// packingOf returns the packing of a log that begins with these bytes. It returns nil if the log is plain.
 func packingOf(log []byte) *packing {
 	for i, p := range packings {
 		if bytes.HasPrefix(log, p.magic) {
@@ -39,8 +39,8 @@ func packingOf(log []byte) *packing {
 	return nil
 }
 
-// unpack returns a reader of the text of a compressed log, nil if it is plain. If reading fails, or if the log is too
-// short to be compressed, the reader of lines handles it.
+// unpack returns a reader of the text of a compressed log. It returns nil if the log is plain. If reading fails, or if
+// the log is too short to be compressed, the reader of lines handles this.
 func unpack(log *bufio.Reader) (io.Reader, error) {
 	start, _ := log.Peek(8)
 	p := packingOf(start)
