@@ -25,7 +25,7 @@ func Root(root *cobra.Command, e Env) *cobra.Command {
 	root.SetIn(e.Stdin)
 	root.SetOut(e.Stdout)
 	root.SetErr(e.Stderr)
-	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // nowhere to report it
+	root.SetHelpFunc(func(cmd *cobra.Command, _ []string) { _ = writeHelp(cmd.OutOrStdout(), cmd) }) // no way to report it
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
 		if bad := (*pflag.InvalidValueError)(nil); errors.As(err, &bad) {
 			f := bad.GetFlag()

@@ -50,7 +50,7 @@ func newField(name string) (field, error) {
 	return field{kinds[name], name}, nil
 }
 
-// dash stands for a missing value, as in the logs themselves.
+// dash marks a missing value, as in the logs themselves.
 var dash = []byte("-")
 
 // splitRequest splits a request line such as "GET /path?query HTTP/1.1". It returns nothing for other text, such as the
