@@ -2,8 +2,8 @@
 // buckets do, so code that uses buckets, such as the HTTP middleware, works with each of them. They are not for a rate
 // that several regions share, or for buckets that refillers fill: see packages pool and fetch.
 //
-//   - [github.com/tokenrefill/refiller/limit/lazy]: a bucket that each take first credits. It is stored as one instant,
-//     as GCRA does. Use it for many keys, unless you need another limiter.
+//   - [github.com/tokenrefill/refiller/limit/lazy]: a bucket that each take first credits. Its state is a single
+//     instant, as in GCRA. Use it for many keys, unless you need another limiter.
 //   - [github.com/tokenrefill/refiller/limit/window]: tokens per window of time,
 //     fixed or sliding.
 //   - [github.com/tokenrefill/refiller/limit/pacing]: evenly spaced places in a

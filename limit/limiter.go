@@ -14,8 +14,8 @@ type Limiter interface {
 	Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error)
 }
 
-// Undoer is a Limiter to which the tokens of a Take can be returned. Places of pacing can't be returned. Many is no
-// Undoer, because its Undo needs a Decision.
+// Undoer is a Limiter to which the tokens of a Take can be returned. A pacing.Limiter is no Undoer, because its places
+// can't be returned. Many is no Undoer, because its Undo needs a Decision.
 type Undoer interface {
 	// Undo returns the tokens of r to the bucket, window or schedule from which they were taken.
 	Undo(ctx context.Context, key string, r fetch.Result) error

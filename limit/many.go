@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// MaxLimits is the most limits in one decision.
+// MaxLimits is the largest number of limits in one decision.
 const MaxLimits = 16
 
 // CheckName reports whether a limit can have a name: 0 to 64 letters, digits and _ . - / :.
@@ -46,9 +46,8 @@ var (
 	_ Config = pacing.Config{}
 )
 
-// Many decides by several limits at once, such as 10 a second and 1,000 a day:
-// it takes from all of them or, if one denies, from none. It is safe for
-// concurrent use. On Redis a decision is one script call, whatever the number of
+// Many decides by several limits at once, such as 10 a second and 1,000 a day: it takes from all of them, or from none
+// if one of them denies. It is safe for concurrent use. On Redis a decision is one script call, whatever the number of
 // limits.
 type Many struct {
 	rules  []decide.Rule
@@ -56,8 +55,8 @@ type Many struct {
 	slots  bool // keys that are decided together must be in one slot
 }
 
-// NewMany makes a Many of 1 to MaxLimits limits on Redis. Their names, which may not be repeated, identify the limit
-// that denied, and separate limits on the same key. The errors are ErrConfig.
+// NewMany makes a Many of 1 to MaxLimits limits on Redis. Each limit must have a different name. The name identifies a
+// limit that denied, and separates limits on the same key. The errors are ErrConfig.
 func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)
@@ -107,8 +106,8 @@ func rulesOf(limits []Config) ([]decide.Rule, error) {
 
 // Decision is the joint decision of several limits.
 type Decision struct {
-	// Result is the result of the strictest limit. If some denied, that is the one with the longest RetryAfter; otherwise
-	// the one with the fewest tokens left.
+	// Result is the result of the strictest limit. If some limits denied, the strictest is the one of them with the
+	// longest RetryAfter. Otherwise it is the limit with the fewest tokens left.
 	fetch.Result
 	// DeniedBy names the limits that denied, in the order of the limits.
 	DeniedBy []string
@@ -130,14 +129,15 @@ type LimitResult struct {
 }
 
 // Decide takes n tokens from every limit or from none, and returns at once. If a limit of pacing is among them, the
-// work may begin after Decision.Wait. keys has one key for all limits, or one for each. On a Cluster all keys must be
-// in one slot.
+// work may begin after Decision.Wait. keys has one key for all limits, or one key for each limit. On a Cluster all keys
+// must be in one slot.
 func (m *Many) Decide(ctx context.Context, n int64, keys ...string) (Decision, error) {
 	return m.do(ctx, decide.Take, n, keys, nil)
 }
 
 // Undo returns the tokens of a decision. keys are those of the decision. Windows that have ended since get no tokens
-// back, and places of pacing can't be returned. Call it once for a Decision. A decision of other limits is ErrConfig.
+// back, and places of pacing can't be returned. Call it once for a Decision. If the decision is of another number of
+// limits, the error is ErrConfig.
 func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	if d.Taken == 0 {
 		return nil
@@ -149,8 +149,8 @@ func (m *Many) Undo(ctx context.Context, d Decision, keys ...string) error {
 	return err
 }
 
-// Take decides as Decide does, with one key for all limiters, and then waits until the tokens may be used. Its option
-// is fetch.WithTimeout, which bounds the call, not the wait. If ctx ends during the wait, the tokens stay taken and the
+// Take decides as Decide does, with one key for all limits, and then waits until the tokens may be used. Its option is
+// fetch.WithTimeout, which bounds the call, not the wait. If ctx ends during the wait, the tokens stay taken and the
 // error is that of ctx.
 func (m *Many) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	within, cancel, err := decide.Within(ctx, opts)
@@ -202,7 +202,7 @@ func (m *Many) String() string {
 	return strings.Join(texts, "; ")
 }
 
-// asks returns the question to each rule. keys has one key for all rules, or one for each.
+// asks returns the Ask of each rule. keys has one key for all rules, or one key for each rule.
 func (m *Many) asks(keys []string) ([]decide.Ask, error) {
 	if len(keys) != 1 && len(keys) != len(m.rules) {
 		return nil, fmt.Errorf("%w: %d keys; want 1 or %d", ErrConfig, len(keys), len(m.rules))
@@ -214,7 +214,8 @@ func (m *Many) asks(keys []string) ([]decide.Ask, error) {
 	return all, nil
 }
 
-// do makes a call. For a return of the tokens of a decision, taken has its results; otherwise it is nil.
+// do makes a call. If the call returns the tokens of a decision, taken has the results of that decision. Otherwise
+// taken is nil.
 func (m *Many) do(
 	ctx context.Context, what decide.What, n int64, keys []string, taken []LimitResult,
 ) (Decision, error) {

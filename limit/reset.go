@@ -20,10 +20,10 @@ var suffixes = []string{":lazy", ":win", ":sld", ":pace", ":sched"}
 
 // Reset drops the state that limiters keep in Redis for all keys with the prefix: lazy buckets become full, windows
 // start anew, and reservations are deleted. It returns the number of Redis keys that it deleted. It changes neither
-// refilled buckets with the same prefix nor the state of limiters made by NewLocal: reset those key by key, or make new
-// ones. The prefix must not be empty, so that all keys are not reset by mistake.
+// refilled buckets with the same prefix nor the state of limiters made by NewLocal. Reset such limiters key by key, or
+// make new ones. The prefix must not be empty. Otherwise all keys could be reset by mistake.
 //
-// Reset is meant for operators, because it scans all keys of the server, on a Cluster those of every master. It scans a
+// Reset is meant for operators, because it scans all keys of the server, or of every master of a Cluster. It scans a
 // bounded number at a time, so takes go on meanwhile. A key that is used meanwhile may or may not be reset. After an
 // error some keys may have been deleted; it is safe to call Reset again.
 func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64, error) {

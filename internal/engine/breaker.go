@@ -12,7 +12,7 @@ const (
 	// A breaker opens at a failure when at least half of the calls in a window failed. A window begins with a call. It
 	// ends when it has fewestCalls calls and is at least as old as shortest, since many calls may fail together in one
 	// moment. After longest a new window begins in any case. The breaker also opens when all calls failed for clearTime
-	// and there were at least fewestClear of them. A few callers with long timeouts make only a few calls.
+	// and there were at least fewestClear calls, since a few callers with long timeouts make only a few calls.
 	fewestCalls = 10
 	shortest    = 250 * time.Millisecond
 	longest     = 10 * time.Second
@@ -34,8 +34,8 @@ var (
 // Breaker decides whether a server may be called. Only two facts are evidence: calls that failed at the server, and its
 // silence while it could have answered and sent nothing else. While the breaker is open, its queue probes the server.
 type Breaker struct {
-	// Patience is the least time that the server has for an answer before its silence counts. The server has longer where
-	// round trips are long, and before its first answer, while they are unknown.
+	// Patience is the least time that the server has for an answer before its silence counts. The server has more time if
+	// round trips are long. It also has more time before its first answer, when the length of a round trip is unknown.
 	Patience time.Duration
 	// Probe makes a call that shows whether the server answers.
 	Probe func(ctx context.Context) error
@@ -109,8 +109,8 @@ func (b *Breaker) recordSilence(now time.Time) (window uint64, opens bool) {
 }
 
 // recordEnd counts a call that ended with err, and reports whether the breaker opens. If the silence of the call was
-// counted before, in the window silent, the call is not counted again. If it is answered after all, the silence counts
-// no more.
+// counted before, in the window silent, the call is not counted again. If the call is answered after all, its silence
+// no longer counts as a failure.
 func (b *Breaker) recordEnd(now time.Time, silent uint64, err error) bool {
 	if err == nil {
 		b.excused = time.Time{}

@@ -6,8 +6,8 @@ import (
 )
 
 const (
-	// Grace is how long a reply is still awaited after its last caller has left, so that tokens without an owner can be
-	// returned.
+	// Grace is how long a call still waits for its reply after its last caller has left. The tokens of such a reply can
+	// then be returned.
 	Grace = time.Second
 	// mostTrip is the longest time for which a reply is awaited, even if callers still wait. A connection can be dead
 	// without an error.
@@ -56,8 +56,8 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	}
 }
 
-// interrupt cancels a call that has no waiting caller any more, so that it is not sent if it was not yet. If the caller
-// makes the call itself, interrupt also closes the connection, unless the reply has come and is being read.
+// interrupt cancels a call that has no waiting caller any more. If the call was not sent yet, it is not sent at all. If
+// the caller makes the call itself, interrupt also closes the connection, unless the reply has come and is being read.
 func (c *call[T]) interrupt(e *Express[T]) {
 	c.cancel()
 	if c.inline && !c.batch[0].unclaimed.Load() {
@@ -75,7 +75,7 @@ func (c *call[T]) end() {
 }
 
 // callContext is the context of a call. go-redis sets its deadline, which Sender describes, on the socket. The context
-// ends only when it is cancelled, because tick gives up the callers whose deadlines have passed.
+// ends only when it is cancelled, because tick gives up the requests whose deadlines have passed.
 type callContext struct {
 	context.Context
 	deadline time.Time

@@ -37,8 +37,8 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	}
 }
 
-// Commands sends single commands through a Queue, several in one round trip when there are several. Its methods are
-// safe for concurrent use. It need not be closed, because it holds no resources while no command is under way.
+// Commands sends single commands through a Queue. Commands that wait at the same time share a round trip. Its methods
+// are safe for concurrent use. It need not be closed, because it holds no resources while no command is under way.
 type Commands struct{ queue *Queue[redis.Cmder] }
 
 // NewCommands makes Commands that use a Redis client, which they never close. At most most round trips are under way at

@@ -6,7 +6,7 @@ const (
 	// graceRead is how much longer a caller waits when its time is over. A reply that came while this process did not run
 	// can then be read.
 	graceRead = 5 * time.Millisecond
-	// Stall is the least delay of a timer that means that this process did not run.
+	// Stall is the shortest delay of a timer that counts as a time in which this process did not run.
 	Stall = time.Millisecond
 )
 

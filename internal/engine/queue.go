@@ -89,7 +89,7 @@ func NewQueue[T any](send Sender[T], most int, breaker *Breaker, express *Expres
 // Request makes a request for Do.
 func (q *Queue[T]) Request() *Request[T] { return q.requests.Get().(*Request[T]) }
 
-// Release returns a request for reuse. The caller has read the answer.
+// Release returns a request for reuse. The caller must have read the answer before.
 func (q *Queue[T]) Release(r *Request[T]) {
 	var empty T
 	r.Body = empty
@@ -156,8 +156,8 @@ func (q *Queue[T]) wait(ctx context.Context, r *Request[T]) error {
 	return q.result(ctx, r)
 }
 
-// leave records that the context of a request's caller has ended. tick decides whether its deadline has passed, because
-// it knows for how long this process did not run.
+// leave records that the context of a request's caller was cancelled. If the context ended at its deadline, leave does
+// nothing: tick gives up the request, because it knows for how long this process did not run.
 func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if _, timed := ctx.Deadline(); timed && errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return
@@ -167,7 +167,7 @@ func (q *Queue[T]) leave(ctx context.Context, r *Request[T], use uint64) {
 	if r.uses != use || !r.state.CompareAndSwap(waiting, left) {
 		return
 	}
-	if c := r.call; c != nil && c.inline { // its answer comes in a moment, and shows what has to be returned
+	if c := r.call; c != nil && c.inline { // its answer comes in a moment, and shows which tokens to return
 		now := time.Now()
 		c.deadline, c.abandoned = newDeadline(now, now, q.stalled), true
 		q.due = earlier(q.due, now)
@@ -201,8 +201,8 @@ func (q *Queue[T]) dropped(r *Request[T]) {
 	}
 }
 
-// depart makes a call of the waiting requests, if one may depart: none is under way, or fewer than the maximum are and
-// the last departure was long enough ago. Otherwise it returns nil. The lock is held.
+// depart makes a call of the waiting requests. It returns nil if no request waits, if the maximum number of calls is
+// under way, or if the last departure was too short a time ago. The lock is held.
 func (q *Queue[T]) depart(now time.Time) *call[T] {
 	if q.waiters == 0 || len(q.calls) >= q.most || now.Sub(q.departed) < q.spacing() {
 		return nil
@@ -253,8 +253,9 @@ func (q *Queue[T]) atLeast(d time.Duration) time.Duration {
 // RoundTrip returns the smoothed time of a round trip, 0 before the first answer.
 func (q *Queue[T]) RoundTrip() time.Duration { return time.Duration(q.trip.Load()) }
 
-// PutOff returns the deadline of a wait that began at an instant. The time in which connections were opened since then
-// does not count, up to latest. The zero latest never puts the deadline off.
+// PutOff returns the deadline of a wait that began at began. If connections were opened since then, the wait counts
+// from the time when the last one was opened, but the deadline is never later than latest. If latest is zero, the
+// deadline is not postponed.
 func (q *Queue[T]) PutOff(began, deadline, latest time.Time) time.Time {
 	if latest.IsZero() {
 		return deadline

@@ -18,10 +18,11 @@ type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 // Sockets makes the connections to a server. The zero value is ready. Its methods are safe for concurrent use.
 //
 // A read whose deadline has passed is tried once more. Otherwise a reply that arrived while this process did not run
-// would count as missing. A read without a deadline, as go-redis makes for the slots of a Cluster, gets one.
+// would count as missing. A read without a deadline gets one; go-redis makes such reads for the slots of a Cluster.
 //
-// If a connection can't be made, a dial returns one whose writes fail. If it returned an error, go-redis would write a
-// line to stderr, and would dial only once a second after as many failures as its pool has connections.
+// If a connection can't be made, the dial returns a connection whose writes fail. If it returned an error, go-redis
+// would write a line to stderr. After as many failures as its pool has connections, go-redis would also dial only once
+// a second.
 type Sockets struct {
 	dials atomic.Int32              // under way
 	ended atomic.Pointer[time.Time] // when the last dial ended; nil: there was none
@@ -36,7 +37,7 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 		s.dials.Add(1)
 		inner, err := dial(ctx, network, addr)
 		ended := time.Now()
-		s.ended.Store(&ended) // before s.dials: a caller that sees no dial under way also sees when it ended
+		s.ended.Store(&ended) // before s.dials, so that opened finds it once no dial is under way
 		s.dials.Add(-1)
 		if err != nil {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// work makes a call, and then further ones as long as one may depart. To start a goroutine for a call costs no more
-// than to keep idle goroutines that wait for calls.
+// work makes a call, and then further ones as long as one may depart. Starting a goroutine for a call costs no more
+// than keeping idle goroutines that wait for calls.
 func (q *Queue[T]) work(c *call[T]) {
 	for c != nil {
 		err := q.send(c.ctx, c.batch)
@@ -41,7 +41,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	if state != left {
 		<-r.signal
 	}
-	if state != answered && err != nil { // the connection was closed; expire has counted a silence, if any
+	if state != answered && err != nil { // the connection was closed; expire has counted the silence, if there was any
 		err = ErrNoEvidence
 	}
 	c = q.next(c, err)

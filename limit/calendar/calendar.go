@@ -1,9 +1,10 @@
 // Package calendar divides time into the minutes, hours, days, weeks and months of a time zone.
 //
-// Each instant is in exactly one stretch of a unit. A day begins with the first instant of its date. So the day on
-// which summer time begins has 23 hours, and a day without a midnight begins when the clock jumps over midnight. Weeks
-// begin on Monday. An hour that the clock shows twice is two hours. Minutes and hours never cross a change of the
-// zone's offset. The time zones are those of package time.
+// Each instant belongs to exactly one stretch of each unit, for example to one day. A day begins at midnight. So the
+// day on which summer time begins has 23 hours. If the clock jumps over midnight, the day begins with the jump. If the
+// clock shows midnight twice, the day begins at the second midnight. Weeks begin on Monday. If the clock shows an hour
+// twice, these are two hours. Minutes and hours never cross a change of the zone's offset. The time zones are those of
+// package time.
 package calendar
 
 import (
@@ -94,7 +95,7 @@ func (u Unit) Span(t time.Time, in *time.Location) (begin, end time.Time) {
 	}
 	begin, end = next(0), next(1)
 	switch {
-	case t.Before(begin): // the clock went back over midnight, and t is between the first one and the last
+	case t.Before(begin): // the clock went back over midnight, and t is between the two midnights
 		begin, end = next(-1), begin
 	case !t.Before(end):
 		begin, end = end, next(2)
@@ -118,8 +119,8 @@ func within(t time.Time, length time.Duration) (begin, end time.Time) {
 	return begin, end
 }
 
-// midnight returns the last instant at which a date begins: the clock may show its midnight twice, or, if it jumps over
-// it, never.
+// midnight returns the instant at which a date begins. If the clock shows midnight twice, it is the second midnight. If
+// the clock jumps over midnight, it is the instant of the jump.
 func midnight(y int, m time.Month, d int, in *time.Location) time.Time {
 	wall := time.Date(y, m, d, 0, 0, 0, 0, time.UTC)
 	var found time.Time

@@ -11,14 +11,16 @@
 // A bucket K is one integer at {K}:lazy: the instant at which it will be full. A full bucket has no key, so the key of
 // an unused bucket expires when the bucket would be full again (see [Config.DrainTime]).
 //
-// The clock is the server's; a caller's clock has no effect. If the server's clock goes back, a bucket is at worst
-// empty until the clock reaches its former time, and denials say how long that is. Deleting {K}:lazy fills the bucket.
-// The limiter itself doesn't correct the key, because it can't distinguish a clock that went back from a program with a
-// larger capacity. Otherwise tokens would be minted whenever programs with two capacities use the bucket in turn.
+// Only the server's clock counts, and not the clock of a caller. If the server's clock goes back, a bucket is at worst
+// empty until the clock reaches its former time. RetryAfter of a denial includes this time. Deleting {K}:lazy fills the
+// bucket. The limiter itself doesn't correct the key, because it can't distinguish a clock that went back from a
+// program with a larger capacity. If it did, tokens would be created whenever programs with different capacities use
+// the bucket in turn.
 //
-// The instant is exact even if a token takes no whole number of microseconds, as at 7/m: the key expires with the
-// instant's millisecond, and its value is how much earlier the instant is, in the fractions of the rate. A change of
-// the policy keeps the time until the bucket is full. If the rate changes, it keeps that time to the millisecond.
+// The instant is exact even if a token isn't earned in a whole number of microseconds, as at 7/m. The expiry of the key
+// is the instant, rounded up to a millisecond. The value of the key is how much earlier the instant is, in fractions of
+// a microsecond that depend on the rate. A change of the policy keeps the time until the bucket is full. If the rate
+// changes, it keeps that time to the millisecond.
 //
 // The documentation of package limit applies to this Limiter, too.
 package lazy

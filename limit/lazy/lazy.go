@@ -26,9 +26,8 @@ type Config struct {
 	// Name distinguishes limits that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:lazy
 	// becomes {K}:lazy:name.
 	Name string
-	// Capacity is the most tokens a bucket holds, at least 1. The product of
-	// Capacity and Rate.Per, in µs and with the rate in lowest terms, is at most
-	// 2^52: a million tokens at 1/h, say, but not at 1/d.
+	// Capacity is the largest number of tokens that a bucket holds, at least 1. The product of Capacity and Rate.Per, in
+	// µs and with the rate in lowest terms, is at most 2^52. So a million tokens are possible at 1/h, but not at 1/d.
 	Capacity int64
 	// Rate is the number of tokens that a bucket earns per time.
 	Rate policy.Rate
@@ -97,8 +96,8 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core, time.Duration((a[2]-1)*a[1]/a[0]) * time.Microsecond}, nil
 }
 
-// Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a result and
-// charges nothing. RetryAfter is exact if no other caller takes any.
+// Take takes n tokens, 1 to the capacity, all or nothing. Its option is fetch.WithTimeout. A denial is a Result whose
+// OK is false; it charges nothing. RetryAfter is exact if no other caller takes tokens meanwhile.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
@@ -113,15 +112,16 @@ func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }
 
-// Return gives n tokens back, up to the capacity. It is for tokens without a Result, and is not checked.
+// Return gives n tokens back, up to the capacity. Use it if the Result of the take was not kept. It doesn't check where
+// the tokens are from.
 func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err
 }
 
-// Next returns the time after a take or peek with the result r until its bucket has a token again, if no other caller
-// takes any. It is 0 if the bucket has one. Next is for callers that were admitted; after a denial RetryAfter is the
-// time to wait.
+// Next returns the time until a bucket has a token again, if no other caller takes any. r is the result of a take or
+// peek. Next returns 0 if the bucket has a token. It is for callers that were admitted. After a denial, RetryAfter is
+// the time to wait.
 func (l *Limiter) Next(r fetch.Result) time.Duration {
 	if r.Remaining > 0 {
 		return 0

@@ -1,5 +1,5 @@
-// Package pacing spaces work evenly: a leaky bucket used as a queue. It is not for work that may come in bursts: see
-// packages lazy and window.
+// Package pacing spaces work evenly. It is a leaky bucket that is used as a queue. It is not for work that may come in
+// bursts: see packages lazy and window.
 //
 // Takes get places at intervals of 1/rate. A take that comes when the next place is free is admitted at once. Any other
 // take has to wait for its place. If the wait would be longer than [Config.MaxWait], the take is denied. So the work
@@ -9,8 +9,8 @@
 // exact even if 1/rate is no whole number of microseconds. The clock is the server's. If it goes back, no take gets a
 // place until the clock reaches its former time, or {K}:pace is deleted.
 //
-// [Limiter.Reserve] answers at once with the time to wait; [Limiter.Take] waits. If a taker gives up, its place stays
-// unused, because the later takers already have their times.
+// [Limiter.Reserve] returns at once, with the time to wait. [Limiter.Take] waits. If a caller gives up, its place stays
+// unused, because later callers already have their times.
 //
 // The documentation of package limit applies to this Limiter, too.
 package pacing

@@ -92,8 +92,9 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 
 // Place is a place in a queue.
 type Place struct {
-	// OK reports whether there was a place. Limit is the number of places in an empty queue, Remaining those that are
-	// left. RetryAfter is the time until there is a place, ResetAfter the time until the queue is empty.
+	// OK reports whether there was a place. Limit is the number of places in an empty queue, and Remaining is the number
+	// of places that are left. RetryAfter is the time until there is a place. ResetAfter is the time until the queue is
+	// empty.
 	fetch.Result
 	// Wait is the time until the place; 0 if there was none.
 	Wait time.Duration
@@ -113,9 +114,9 @@ func (l *Limiter) Reserve(ctx context.Context, key string, n int64, opts ...fetc
 	return p, nil
 }
 
-// Take takes n places in a row and waits for the first. fetch.WithTimeout bounds the call, not the wait. If the wait
-// would be longer than MaxWait, Take returns a denial at once. If ctx ends before the place, the place remains unused
-// and the error is that of ctx.
+// Take takes n places in a row and waits for the first of them. fetch.WithTimeout bounds the call, not the wait. If the
+// wait would be longer than MaxWait, Take returns a denial at once. If ctx ends before the place, the place remains
+// unused and the error is that of ctx.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	p, err := l.Reserve(ctx, key, n, opts...)
 	if err == nil {
@@ -127,7 +128,7 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return p.Result, nil
 }
 
-// Peek returns how many places are left and takes none. The result is OK if there is one.
+// Peek returns how many places are left and takes none. The result is OK if there is a place.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }

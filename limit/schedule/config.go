@@ -19,11 +19,11 @@ const (
 	MaxHorizon = 5 * policy.MaxPer
 )
 
-// rounds is how often a call is repeated at most because a window of the calendar ended. It is also the most calls that
-// search for the next free instant.
+// rounds is how often a call is repeated at most, if each time a window of the calendar has ended. It also bounds the
+// calls that search for the next free instant.
 const rounds = 32
 
-// DefaultHorizon is the Horizon where none is given.
+// DefaultHorizon is the Horizon if none is given.
 const DefaultHorizon = policy.MaxPer
 
 // Errors of the methods, to be matched with errors.Is.
@@ -43,11 +43,12 @@ var (
 	ErrInvalidRange = errors.New("schedule: invalid range")
 )
 
-// Window is a number of reservations per time: in any stretch of a length, or in each stretch of the calendar.
+// Window limits the number of reservations per time: in any stretch of time of some length, or in each unit of the
+// calendar, such as a day.
 type Window struct {
 	// Name is the name of the window in a denial. If it is empty, the name is such as "5 per 1h0m0s" or "5 per day".
 	Name string
-	// Limit is the most reservations, 1 to MaxLimit.
+	// Limit is the largest number of reservations, 1 to MaxLimit.
 	Limit int64
 	// Length is the length of a window that slides: a whole number of microseconds, 1µs to policy.MaxPer.
 	Length time.Duration
@@ -57,7 +58,7 @@ type Window struct {
 	In *time.Location
 }
 
-// length returns the length of the window, at most.
+// length returns the largest length that the window can have.
 func (w Window) length() time.Duration {
 	if w.Per.Valid() {
 		return w.Per.Longest()
@@ -65,7 +66,8 @@ func (w Window) length() time.Duration {
 	return w.Length
 }
 
-// shortest returns the shortest length of a window: an hour less than a day where summer time begins, for example.
+// shortest returns the smallest length that the window can have. For example, a day on which summer time begins is an
+// hour shorter.
 func (w Window) shortest() time.Duration {
 	switch w.Per {
 	case calendar.Day:
@@ -95,7 +97,7 @@ func (w Window) String() string {
 	return fmt.Sprintf("%d per %s", w.Limit, w.Length)
 }
 
-// Config is what a schedule admits.
+// Config has the limits of a schedule.
 type Config struct {
 	// Name distinguishes schedules that share their keys: at most 64 letters, digits and _ . - / :. With a name, {K}:sched
 	// becomes {K}:sched:name.
@@ -141,8 +143,8 @@ func (c Config) Validate() error {
 	return nil
 }
 
-// MaxReservations returns the most entries that a schedule can ever hold. That is the number that the strictest window
-// admits in the time from one longest window ago up to the horizon.
+// MaxReservations returns the largest number of entries that a schedule can ever hold. That is the number that the
+// strictest window admits in the time from one longest window ago up to the horizon.
 func (c Config) MaxReservations() int64 {
 	most := int64(1<<63 - 1)
 	for _, w := range c.Windows {

@@ -17,8 +17,8 @@ import (
 
 // Reservation is the answer to Reserve.
 type Reservation struct {
-	// OK reports whether the instant is reserved. Remaining is how many more reservations fit at the same instant, Limit
-	// the smallest of the windows' limits. RetryAfter is the time from the requested instant to Next. ResetAfter is the
+	// OK reports whether the instant is reserved. Remaining is how many more reservations fit at the same instant. Limit
+	// is the smallest limit of the windows. RetryAfter is the time from the requested instant to Next. ResetAfter is the
 	// time until nothing needs to be stored any more; 0 for a denial.
 	fetch.Result
 	ID string
@@ -27,8 +27,8 @@ type Reservation struct {
 	Repeated bool
 	// DeniedBy names the windows without room.
 	DeniedBy []string
-	// Next is set on a denial: no instant from At up to Next fits. Next does,
-	// unless the schedule is so full that the search ended early.
+	// Next is set on a denial. No instant from At up to Next has room. Next itself has room, unless the schedule is so
+	// full that the search ended early.
 	Next time.Time
 }
 
@@ -54,7 +54,7 @@ type call struct {
 	at    int64  // 0: now
 	n     int64
 	check bool  // reserve nothing
-	near  int64 // what it may be now, if at is 0
+	near  int64 // about the present time, if at is 0
 }
 
 // ids returns the ids of the reservations.
@@ -85,7 +85,7 @@ type answer struct {
 	left   int64
 	until  int64
 	next   int64
-	sure   bool    // next has certainly room
+	sure   bool    // it is certain that next has room
 	denied []int64 // numbers of the windows without room, from 1
 }
 
@@ -124,9 +124,9 @@ func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return &Limiter{cfg, newLocal(cfg, now)}, nil
 }
 
-// Reserve reserves the instant at under an id, if every window has room. A denial is a result; ErrPast, ErrHorizon,
-// ErrIDTaken and ErrInvalidID are errors, and nothing was reserved. After fetch.ErrUnavailable the instant may be
-// reserved. To find out, call again with the same id and instant.
+// Reserve reserves the instant at under an id, if every window has room. A denial is a Reservation whose OK is false.
+// After the errors ErrPast, ErrHorizon, ErrIDTaken and ErrInvalidID, nothing was reserved. After fetch.ErrUnavailable
+// the instant may be reserved. To find out, call again with the same id and instant.
 func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Reservation, error) {
 	if err := check(key, id); err != nil {
 		return Reservation{}, err
@@ -168,8 +168,7 @@ func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Re
 	return r, nil
 }
 
-// ask makes a call. If it is denied at the end of a window of the calendar, ask continues the search in the next
-// windows.
+// ask makes a call. If it is denied and the search for the next free instant ended early, ask continues the search.
 func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	a, err := l.store.reserve(ctx, key, c)
 	for tries := 0; err == nil && a.code == codeOtherWindow; tries++ {
@@ -212,7 +211,7 @@ func (l *Limiter) Cancel(ctx context.Context, key, id string) (bool, error) {
 	return l.store.cancel(ctx, key, call{id: id, n: 1}, false)
 }
 
-// Reset drops all reservations of a key, those that have passed included.
+// Reset drops all reservations of a key, including those that have passed.
 func (l *Limiter) Reset(ctx context.Context, key string) error {
 	if err := lua.CheckKey(key); err != nil {
 		return err
@@ -229,8 +228,8 @@ func (l *Limiter) String() string {
 	return strings.Join(windows, ", ")
 }
 
-// List returns the reservations from the instant from up to, but not including, the instant to, in their order. It
-// returns at most n of them, 1 to 10,000. If from has passed, the list may have reservations that have passed.
+// List returns the reservations of a key whose instants are not before from but before to, in their order. It returns
+// at most n of them; n is 1 to 10,000. If from has passed, the list may have reservations that have passed.
 func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n int64) ([]Entry, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return nil, err

@@ -20,7 +20,8 @@ func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.C
 	return l.present(ctx, key, n, false, opts)
 }
 
-// Peek returns how many more fit at the present instant and reserves none. Its result is OK if one fits.
+// Peek returns how many more reservations fit at the present instant, and reserves nothing. Its result is OK if at
+// least one fits.
 func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.present(ctx, key, 1, true, opts)
 }
@@ -71,7 +72,7 @@ func (l *Limiter) present(ctx context.Context, key string, n int64, peek bool, o
 		return fetch.Result{}, err
 	}
 	defer cancel()
-	era := 1 + rand.Int64N(math.MaxInt64) // names what is reserved for Undo
+	era := 1 + rand.Int64N(math.MaxInt64) // names the reservations, for Undo
 	id := takeID(era)
 	if err := check(key, id); err != nil {
 		return fetch.Result{}, err

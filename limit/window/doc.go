@@ -3,16 +3,17 @@
 // # Which kind
 //
 // A [Fixed] window starts at a key's first take and ends its length later. The next take after that starts a new one.
-// It needs the least memory and is the easiest to explain, but it admits up to 2·Limit around an edge: with 100 tokens
-// a minute, 100 takes at 0:59.9 of one window and 100 at 0:00.1 of the next make 200 within 0.2 seconds.
+// It needs the least memory and is the easiest to explain, but it admits up to 2·Limit around the end of a window. For
+// example, with 100 tokens a minute, 100 takes at 0:59.9 of one window and 100 takes at 0:00.1 of the next are 200
+// takes within 0.2 seconds.
 //
 // With [Config.Per] a fixed window is a minute, hour, day, week or month of the calendar in a time zone. So "1,000 a
-// day" begins anew at midnight. The server's clock decides in which window a take is. To reserve future instants under
+// day" begins anew at midnight. The server's clock determines the window of a take. To reserve future instants under
 // such windows, use package schedule. For a bucket that is refilled at midnight, use a calendar (cron) in its policy.
 //
-// A [Sliding] window admits at most Limit tokens in any stretch of time as long as the window; there are no edges. It
-// counts in [Slots] slots. So a token comes back when its take is one window old, or up to a tenth of a window later. A
-// caller that always takes all it can get has at worst Limit tokens in 1.1 windows.
+// A [Sliding] window admits at most Limit tokens in any stretch of time as long as the window. It counts in [Slots]
+// slots. So a token comes back when its take is one window old, or up to a tenth of a window later. So in the worst
+// case, a caller that takes as much as it can gets only Limit tokens in 1.1 windows.
 //
 // A take that is denied is not counted, in both kinds.
 //

@@ -13,7 +13,8 @@ type count struct{ taken, ends int64 } // Unix ms
 
 func newFixed(r decide.Rule) decide.Model[count] { return fixed{r.Args[0], r.Args[1], r.Span} }
 
-// latest returns the end of a window that starts now, and of one of the calendar that is under way, in ms.
+// latest returns the end of a window that starts now, in ms. For a window of the calendar, it returns the end of the
+// window that contains now.
 func (f fixed) latest(now int64) int64 {
 	if f.span == nil {
 		return now/1000 + f.window
@@ -61,7 +62,7 @@ func (f fixed) Until(s count) int64 { return s.ends * 1000 }
 // sliding computes what sliding.lua does.
 type sliding struct{ limit, slot int64 } // µs
 
-// slots is the content of a sliding window: the number of tokens of the newest slot and of those before it.
+// slots is the content of a sliding window: the number of tokens of the newest slot and of each slot before it.
 type slots struct {
 	newest, length int64 // µs
 	taken          [Slots + 1]int64

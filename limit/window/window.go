@@ -44,10 +44,10 @@ type Config struct {
 	Name string
 	// Kind is Fixed, the default, or Sliding.
 	Kind Kind
-	// Limit is the most tokens in one window, 1 to policy.MaxTokens. A changed limit is in force at once, and earlier
-	// takes of the window count.
+	// Limit is the largest number of tokens in one window, 1 to policy.MaxTokens. A changed limit is in force at once, and
+	// earlier takes of the window count.
 	Limit int64
-	// Window is its length: whole milliseconds, 1ms to policy.MaxPer.
+	// Window is the length of the window: whole milliseconds, 1ms to policy.MaxPer.
 	Window time.Duration
 	// Per makes a Fixed window a unit of the calendar, such as a day from midnight to midnight. Window is then 0.
 	Per calendar.Unit
@@ -130,9 +130,9 @@ func (c Config) span(at int64) (begin, end int64) {
 // # A length that changes
 //
 // If the length changes, earlier takes still count. That is also true while programs with the old and the new length
-// share a key, as in a rolling deployment. A fixed window then ends no later than the shorter length allows. Of sliding
-// windows of several lengths on one key, no stretch as long as the shortest admits more than the largest limit. A take
-// counts for at least the shortest length; the longer windows may forget it after that.
+// share a key, as in a rolling deployment. A fixed window then ends no later than the shorter length allows. If sliding
+// windows of several lengths share a key, they admit at most the largest limit in any stretch as long as the shortest
+// window. A take counts for at least the shortest length. After that, the longer windows may forget it.
 //
 // # What is stored
 //
@@ -164,8 +164,9 @@ func newLimiter(core decide.Limiter, err error) (*Limiter, error) {
 	return &Limiter{core}, nil
 }
 
-// Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a result and counts
-// for nothing. ResetAfter is the time until the window ends; RetryAfter is exact if no other caller takes any.
+// Take takes n tokens, 1 to the limit, all or nothing. Its option is fetch.WithTimeout. A denial is a Result whose OK
+// is false; it is not counted. ResetAfter is the time until the window ends. RetryAfter is exact if no other caller
+// takes tokens meanwhile.
 func (l *Limiter) Take(ctx context.Context, key string, n int64, opts ...fetch.CallOption) (fetch.Result, error) {
 	return l.core.Do(ctx, key, decide.Take, n, opts)
 }
@@ -175,14 +176,14 @@ func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Undo returns the tokens of a take with the result r, if its window is still under way; otherwise there is nothing to
-// return. Call it once for a Result.
+// Undo returns the tokens of a take with the result r, if its window has not ended yet. Otherwise it does nothing. Call
+// it once for a Result.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }
 
-// Return gives n tokens back, up to the limit: to the window that is under way, if there is one. It is for tokens
-// without a Result, and is not checked.
+// Return gives n tokens back to the present window, if there is one, up to the limit. Use it if the Result of the take
+// was not kept. It doesn't check where the tokens are from.
 func (l *Limiter) Return(ctx context.Context, key string, n int64, opts ...fetch.CallOption) error {
 	_, err := l.core.Do(ctx, key, decide.Return, n, opts)
 	return err
@@ -194,5 +195,5 @@ func (l *Limiter) String() string { return l.core.Rule.Text }
 // Reset begins a key's window anew, with nothing taken.
 func (l *Limiter) Reset(ctx context.Context, key string) error { return l.core.Reset(ctx, key) }
 
-// Window returns the window's length; for a window of the calendar, its usual length.
+// Window returns the length of the window. For a window of the calendar it is the usual length.
 func (l *Limiter) Window() time.Duration { return l.core.Rule.Window }

@@ -30,12 +30,12 @@ type Outcome struct {
 	Left  int64 // tokens left
 	Wait  int64 // until n tokens fit, if they don't
 	Reset int64 // until nothing needs to be stored
-	More  int64 // until more tokens are left than Left; 0 if all are
+	More  int64 // until more tokens are left than Left; 0 if all are left
 	Delay int64 // before the tokens may be used
-	Era   int64 // of a take: the window that a return of its tokens names; 0: none
+	Era   int64 // of a take: names its window, for a return of the tokens; 0: none
 }
 
-// Result returns the outcome as a fetch.Result of n tokens asked for.
+// Result converts the outcome of a call for n tokens to a fetch.Result.
 func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	r := fetch.Result{OK: o.Fits, Remaining: o.Left, Limit: limit, RetryAfter: micros(o.Wait), ResetAfter: micros(o.Reset)}
 	if o.Fits {
@@ -50,7 +50,7 @@ func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 // Start returns the time before which the tokens may not be used.
 func (o Outcome) Start() time.Duration { return micros(o.Delay) }
 
-// Wait waits for d, or until ctx ends, and returns its error and the cause of that.
+// Wait waits for d. If ctx ends before, it returns the error of ctx and the cause.
 func Wait(ctx context.Context, d time.Duration) error {
 	if d <= 0 || timing.Sleep(ctx.Done(), d) {
 		return nil
@@ -63,7 +63,7 @@ func Wait(ctx context.Context, d time.Duration) error {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// Ask is the question of a call to a rule.
+// Ask is the part of a call that is about one rule.
 type Ask struct {
 	Key string
 	Era int64 // of a return: Outcome.Era of the take; 0: not known
@@ -73,11 +73,11 @@ type Ask struct {
 type Engine interface {
 	// Do makes a call for the first rule.
 	Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error)
-	// Decide makes one call for all rules, each about its own, and returns their outcomes and the time of the decision,
-	// Unix µs on the engine's clock. If they don't fit all, nothing was taken, and each outcome has the state without this
-	// call.
+	// Decide makes one call for all rules. of has the Ask of each rule. Decide returns the outcomes of the rules, and the
+	// time of the decision in Unix µs on the engine's clock. If one rule denies, nothing was taken, and each outcome has
+	// the state without this call.
 	Decide(ctx context.Context, what What, n int64, of ...Ask) (outcomes []Outcome, now int64, err error)
-	// Reset drops what is stored for the keys of the rules, each of its own.
+	// Reset drops the state of the rules. of has the key of each rule.
 	Reset(ctx context.Context, of ...Ask) error
 }
 
@@ -95,7 +95,7 @@ var (
 // MostCalls bounds the round trips of a limiter that are under way.
 const MostCalls = 256
 
-// Script is the Engine that decides in Redis. Callers wait on their contexts, not on sockets.
+// Script is the Engine that decides in Redis. Contexts bound the waits of its callers, and not the timeouts of sockets.
 type Script struct {
 	rdb    lua.Client
 	rules  []Rule
@@ -121,11 +121,11 @@ const (
 	codeDenied      = 0
 	codeDone        = 1
 	codeMalformed   = 3
-	codeOtherWindow = 4 // it is now in another window of the calendar
+	codeOtherWindow = 4 // the present time is in another window of the calendar
 )
 
-// rounds bounds the calls of one decision: the server's clock may be in another window of the calendar than this
-// process's, and the next one may begin before the second call arrives.
+// rounds bounds the calls of one decision. A second call is needed if the server's clock is in another window of the
+// calendar than this process's. The next window may begin before that call arrives.
 const rounds = 8
 
 // Decide implements Engine.
@@ -158,7 +158,7 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	return nil, 0, Unavailable(errNoWindow)
 }
 
-// args returns the arguments of a call near an instant, Unix µs.
+// args returns the arguments of a call that is made at about the time near, in Unix µs.
 func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
 	args := make([]any, 0, 2+5*len(s.rules))
 	args = append(args, int64(what), n)
@@ -169,7 +169,7 @@ func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
 	return args
 }
 
-// malformed decodes which key holds something else.
+// malformed decodes the reply for a key that holds something else, and returns the error.
 func malformed(reply *lua.Reply, names []string, of []Ask) error {
 	i := reply.Int()
 	if err := reply.End(); err != nil {
@@ -199,7 +199,7 @@ func (s *Script) outcomes(reply *lua.Reply, code int64) ([]Outcome, int64, error
 	return outcomes, now, nil
 }
 
-// Reset implements Engine. It is a command for each rule, since keys may be in different slots.
+// Reset implements Engine. It sends a command for each rule, since keys may be in different slots.
 func (s *Script) Reset(ctx context.Context, of ...Ask) error {
 	for i, r := range s.rules {
 		if err := r.Check(of[i].Key, 1, Return); err != nil {
@@ -220,10 +220,10 @@ func Unlink(ctx context.Context, rdb lua.Client, name string) error {
 	return nil
 }
 
-// Unavailable returns the error of a call that Redis did not answer as it should.
+// Unavailable returns the error of a call to which Redis gave no valid reply.
 func Unavailable(err error) error { return fmt.Errorf("%w: %w", fetch.ErrUnavailable, err) }
 
-// Malformed returns the error of a key that holds something else.
+// Malformed returns the error of a key that holds something other than the state of a limit.
 func Malformed(key, name string) error {
 	return fmt.Errorf("%w %q: the key %q holds something else", lua.ErrMalformedBucket, key, name)
 }

@@ -17,7 +17,7 @@ type Limiter struct {
 	Engine Engine
 }
 
-// OnRedis makes a Limiter of a config's rule whose state is in Redis.
+// OnRedis makes a Limiter for the rule of a config. Its state is in Redis.
 func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, error) {
 	if redisclient.IsNil(rdb) {
 		return Limiter{}, errNoRedis
@@ -29,7 +29,7 @@ func OnRedis(rdb redis.UniversalClient, config func() (Rule, error)) (Limiter, e
 	return Limiter{r, NewScript(rdb, r)}, nil
 }
 
-// InProcess makes a Limiter of a config's rule whose state is in this process's memory, on the clock now.
+// InProcess makes a Limiter for the rule of a config. Its state is in this process's memory, and now is its clock.
 func InProcess(now func() time.Time, config func() (Rule, error)) (Limiter, error) {
 	if now == nil {
 		return Limiter{}, errNoClock

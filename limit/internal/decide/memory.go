@@ -10,7 +10,7 @@ import (
 // Model is a rule in Go: it computes what the script does. S is the state that is stored for one key. The zero value
 // means that nothing is stored.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs. era is for a return: the era of the tokens. Step returns the state that is
+	// Step answers a call at now, Unix µs. For a return, era is the era of the tokens. Step returns the state that is
 	// stored afterwards, which is s if the script would write nothing.
 	Step(s S, what What, n, era, now int64) (after S, o Outcome)
 	// Until returns the instant (Unix µs) at which the state s expires. From then on s is equivalent to the zero value.
@@ -32,8 +32,7 @@ type Memory struct {
 	tables []table // one for each rule
 }
 
-// NewMemory makes the Memory of one or more rules that have models, on the
-// clock now.
+// NewMemory makes the Memory of one or more rules that have models. now is its clock.
 func NewMemory(now func() time.Time, rules ...Rule) *Memory {
 	m := &Memory{rules: rules, now: now, tables: make([]table, len(rules))}
 	for i, r := range rules {

@@ -23,19 +23,19 @@ type Rule struct {
 	Suffix string        // the end of the rule's key in Redis
 	Source string        // the rule in Lua
 	Args   [3]int64      // the rule's numbers
-	Text   string        // the limit as people say it
+	Text   string        // describes the limit to people
 	Limit  int64         // the most tokens that can ever fit
 	Window time.Duration // the time to which Limit refers
 	// Span returns the window of the calendar that contains an instant, in Unix µs; nil if the rule follows no calendar.
 	// The length and the end of the window, in ms, are the rule's second and third number in each call.
 	Span func(at int64) (begin, end int64)
-	// Era returns a number that names the window in which tokens were taken at an instant with the outcome; nil if the
+	// Era returns a number that names the window of a take, given the time and the outcome of the take. It is nil if the
 	// rule has no windows.
 	Era   func(now int64, o *Outcome) int64
-	table func() table // an empty one; see WithModel
+	table func() table // makes an empty table; see WithModel
 }
 
-// rules make the Rule of a config, by its type.
+// rules has, for each type of config, the function that makes the Rule of such a config.
 var rules = map[reflect.Type]func(any) (Rule, error){}
 
 // Define makes RuleOf use the function rule for configs of type C. It is called only while packages are initialised. So
@@ -76,7 +76,7 @@ func (r *Rule) era(now int64, o *Outcome) int64 {
 	return r.Era(now, o)
 }
 
-// Key returns the rule's key in Redis for the caller's key: in its Cluster slot.
+// Key returns the rule's key in Redis for the caller's key. Both keys are in the same Cluster slot.
 func (r Rule) Key(key string) string {
 	k := "{" + key + "}:" + r.Suffix
 	if r.Name != "" {
@@ -85,7 +85,7 @@ func (r Rule) Key(key string) string {
 	return k
 }
 
-// numbers returns the numbers of a call near an instant, Unix µs.
+// numbers returns the rule's numbers for a call that is made at about the time near, in Unix µs.
 func (r *Rule) numbers(near int64) [3]int64 {
 	args := r.Args
 	if r.Span != nil {
@@ -109,7 +109,7 @@ func (r Rule) Check(key string, n int64, what What) error {
 	return nil
 }
 
-// compile makes the script that knows the rules.
+// compile makes the script that decides by the rules.
 func compile(rules []Rule) *lua.Script {
 	var kinds []string
 	var parts strings.Builder

@@ -7,8 +7,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Spacing is a rate in lowest terms over microseconds. Its unit of time is
-// 1/Tokens of a microsecond, so that one token takes exactly Per units.
+// Spacing is a rate of Tokens in Per microseconds, in lowest terms. Its unit of time is 1/Tokens of a microsecond. So
+// one token is earned in exactly Per units.
 type Spacing struct{ Tokens, Per int64 }
 
 // Limits that keep every product of the scripts below 2^53.
@@ -29,7 +29,8 @@ func CheckRate(rate policy.Rate) error {
 	return fmt.Errorf("rate: %w", err)
 }
 
-// NewSpacing makes the Spacing of a rate. span is how far ahead it has to count, in tokens; that is at most 2^52 units.
+// NewSpacing makes the Spacing of a rate. span is the number of tokens that it must be able to count ahead. They may
+// need at most 2^52 units.
 func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
 	if err := CheckRate(rate); err != nil {
 		return Spacing{}, err
@@ -53,7 +54,7 @@ func NewSpacing(rate policy.Rate, span int64) (Spacing, error) {
 // Micros returns a number of units in µs, rounded up.
 func (s Spacing) Micros(units int64) int64 { return (units + s.Tokens - 1) / s.Tokens }
 
-// For returns the time that n tokens take.
+// For returns the time in which n tokens are earned.
 func (s Spacing) For(n int64) time.Duration { return micros(s.Micros(n * s.Per)) }
 
 // Instant is an exact instant: Units after the microsecond Base.

@@ -76,16 +76,16 @@ type Program[S any] struct {
 	Model decide.Model[S]
 }
 
-// Agree makes random calls of a rule's script, with tick before each, and
-// requires that the model answers the same at the server's time. returns adds
-// returns to the calls. It returns how many were denied. Calls of the others, which share the key, are among them.
+// Agree makes random calls of a rule's script, and calls tick before each of them. It requires that the model gives the
+// same answers at the server's time. If returns is set, some calls return tokens. Some calls are for the rules of
+// others, which share the key. Agree returns how many calls were denied.
 func Agree[S any](t testing.TB, rdb redis.UniversalClient, tick func(), rng *rand.Rand, rule decide.Rule,
 	model decide.Model[S], returns bool, key string, calls int, others ...Program[S]) (denied int) {
 	t.Helper()
 	ctx := t.Context()
 	programs := append(others, Program[S]{rule, model})
 	var s, none S
-	eras := []int64{0, 1} // of takes; not known, and long over
+	eras := []int64{0, 1} // of takes; the first ones: unknown, and long over
 	for i := range calls {
 		p := programs[rng.IntN(len(programs))]
 		rule, model := p.Rule, p.Model
@@ -157,9 +157,9 @@ func AdmitExactly(t testing.TB, take func(context.Context) (fetch.Result, error)
 	require.EqualValues(t, most, admitted.Load(), "admitted of %d", takes)
 }
 
-// BytesPerKey takes from n keys that are named like users. It returns the memory of a key according to MEMORY USAGE and
-// according to the growth of used_memory, which counts the tables of keys and of expiries as well, but not the
-// connections. REFILLER_KEYS sets another n.
+// BytesPerKey takes from n keys that are named like users. It returns the memory of a key in bytes: according to MEMORY
+// USAGE (usage), and according to the growth of used_memory (delta). The latter also counts the tables of keys and of
+// expiries, but not the connections. REFILLER_KEYS sets another n.
 func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) string,
 	take func(ctx context.Context, key string) error) (usage, delta float64) {
 	t.Helper()
@@ -190,7 +190,7 @@ func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) s
 	}
 	key := func(i int) string { return fmt.Sprintf("user:%d", 100_000+i) }
 	const workers = 16
-	require.NoError(t, take(ctx, "warm-up")) // connections and the script's cache count before
+	require.NoError(t, take(ctx, "warm-up")) // before then includes connections and the script's cache
 	all := func(workers int, from, to int) {
 		var wg sync.WaitGroup
 		for w := range workers {

@@ -13,9 +13,9 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// ChargedOnce breaks the connection after a charge has run and before its reply, under a client that retries as
-// go-redis does by default. It requires that the caller gets fetch.ErrUnavailable, that left is lower by one charge and
-// no more, and that a charge that can't be sent charges nothing.
+// ChargedOnce uses a client that retries as go-redis does by default. It breaks the connection after a charge has run
+// and before its reply. It requires that the caller gets fetch.ErrUnavailable, and that left is lower by exactly one
+// charge. It also requires that a charge that can't be sent charges nothing.
 func ChargedOnce(t *testing.T, limiter func(redis.UniversalClient) (charge func(context.Context) error,
 	left func(context.Context) int64)) {
 	t.Helper()

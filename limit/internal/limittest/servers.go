@@ -26,9 +26,9 @@ func Redis(t testing.TB) *redis.Client {
 	return rdb
 }
 
-// Stepping starts a server and returns a client of it, and a function that lets its clock run or steps it, back or
-// ahead, to within a day of the true time. Windows of minutes and more are compared on it, because Redis reads the
-// clock again to expire a key, a little later than a script did.
+// Stepping starts a server and returns a client of it and the function tick. Half of the calls of tick set the server's
+// clock to a random time, at most a day before or after the true time. It suits only windows of a minute and more:
+// Redis reads the clock again to expire a key, a little later than a script did.
 func Stepping(t testing.TB, rng *rand.Rand) (rdb *redis.Client, tick func()) {
 	server := testenv.Redis(t, testenv.WithClock())
 	return server.Client(), func() {
