@@ -20,34 +20,38 @@ const (
 	MaxTimeout     = time.Minute
 )
 
-// Config says what a Middleware limits, and how. Limiter and Key are required.
+// Config determines what a Middleware limits, and how. Limiter and Key are required.
 type Config struct {
 	// Limiter has the tokens.
 	Limiter limit.Limiter
-	// Key says whose tokens a call takes.
+	// Key returns the key whose tokens a call takes.
 	Key KeyFunc
-	// Weight is the tokens that a call takes, at least 1; nil means 1. A weight of
-	// 0 lets the call pass.
+	// Weight returns the number of tokens that a call takes. If it returns 0, the call passes. If Weight is nil, a call
+	// takes one token.
 	Weight func(context.Context, Call) int64
 	// PerMessage makes a stream take tokens for each message that the handler receives, and none when it begins. A denied
 	// message ends the stream.
 	PerMessage bool
 	// SkipFailed gives tokens back when a unary call, or a stream without PerMessage, ends with an error or a panic before
-	// its client's time is over. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a
+	// the client's deadline. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a
 	// limit.Many.
 	SkipFailed bool
-	// Shadow denies nothing; OnLimit is still called.
+	// Shadow makes the Middleware deny nothing. OnLimit is still called.
 	Shadow bool
-	// FailOpen lets calls pass if the Limiter can't answer, or if there is no bucket of their key. So declare a template
-	// for keys that clients choose. Errors that the call itself has caused, and a flood of new keys, are still refused:
-	// see limit.Outcome.
+	// FailOpen lets calls pass if the Limiter can't answer, or if their key has no bucket. So declare a template for keys
+	// that clients choose. Errors that the call itself has caused, and a flood of new keys, are still refused: see
+	// limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer, at most MaxTimeout. 0 means what a fetch.Client has itself,
-	// which follows the measured distance of its server, and DefaultTimeout for any other Limiter. Set it if a
-	// server is more than 30 ms away. A Timeout above 0 must be more than twice that of a fetch.Client: the client
-	// doubles its own at most while this process is starved, and if it is cut off before it doesn't answer as a
-	// bucket's degraded mode says. The wait for a place, of a limit of pacing, comes after it and is bounded by the
-	// limit and the call's own deadline.
+	// Timeout bounds the wait for the Limiter's answer. It is at most MaxTimeout. If it is 0, a fetch.Client uses its own
+	// timeout, which depends on the measured distance to its server. Any other Limiter then has DefaultTimeout, so set
+	// Timeout if its server is more than 30 ms away.
+	//
+	// If the Limiter is a fetch.Client, a Timeout above 0 must be more than twice the Client's own timeout. While this
+	// process lacks processor time, the Client extends its timeout, at most to twice its length. If the Timeout ends
+	// before, the bucket's degraded mode does not apply.
+	//
+	// If a limit of pacing makes the call wait for its place, that wait comes after the Timeout. The limit and the call's
+	// own deadline bound it.
 	Timeout time.Duration
 	// OnLimit is called for each denial before it is answered, in shadow mode too. It must not block.
 	OnLimit func(context.Context, Call, Decision)

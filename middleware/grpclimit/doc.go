@@ -14,10 +14,10 @@
 // # What happens to a call
 //
 // Tokens are taken before the handler runs; the [Decision] is in the handler's context ([FromContext]). A denied call
-// gets RESOURCE_EXHAUSTED with a google.rpc.RetryInfo, which retrying clients obey, unless it is unknown when the
-// tokens are due. With [Config.Shadow] it passes, and only OnLimit is called. If the limiter can't answer, a call gets
-// UNAVAILABLE, or passes with [Config.FailOpen].
+// gets RESOURCE_EXHAUSTED. If it is known when the tokens are due, the status has a google.rpc.RetryInfo, which
+// retrying clients obey. With [Config.Shadow] a denied call passes, and only OnLimit is called. If the limiter can't
+// answer, a call gets UNAVAILABLE. With [Config.FailOpen] it passes instead.
 //
-// A stream takes tokens once, when it begins, or with [Config.PerMessage] for
-// each message that the handler receives.
+// A stream takes tokens once, when it begins. With [Config.PerMessage] it takes tokens for each message that the
+// handler receives instead.
 package grpclimit

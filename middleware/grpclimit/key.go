@@ -17,13 +17,12 @@ import (
 type Call struct {
 	// Method is the full method, such as /package.Service/Method.
 	Method string
-	// Message is the request of a unary call and the message of a stream with
-	// PerMessage; else nil.
+	// Message is the request of a unary call, or the message of a stream with PerMessage. Otherwise it is nil.
 	Message any
 }
 
-// KeyFunc says whose tokens a call takes. An error refuses the call; its text is
-// sent to the client.
+// KeyFunc returns the key whose tokens a call takes. If it returns an error, the call is refused, and the text of the
+// error is sent to the client.
 type KeyFunc func(ctx context.Context, call Call) (string, error)
 
 // ByMethod makes a key of each method.
@@ -31,8 +30,7 @@ func ByMethod() KeyFunc {
 	return func(_ context.Context, call Call) (string, error) { return "method:" + call.Method, nil }
 }
 
-// ByMetadata makes a key of the value of a metadata field, which has to be there
-// once and not empty.
+// ByMetadata makes a key of the value of a metadata field. The field must occur exactly once, and must not be empty.
 func ByMetadata(name string) KeyFunc {
 	name = strings.ToLower(name)
 	return func(ctx context.Context, _ Call) (string, error) {
@@ -44,9 +42,8 @@ func ByMetadata(name string) KeyFunc {
 	}
 }
 
-// ByPeer makes a key of the IP address that the connection comes from. IPv6
-// clients own whole networks, so a /64 counts as one. All connections over Unix
-// sockets count as one.
+// ByPeer makes a key of the IP address from which the connection comes. IPv6 clients have whole networks, so a /64
+// counts as one address. All connections over Unix sockets share one key.
 func ByPeer() KeyFunc {
 	return func(ctx context.Context, _ Call) (string, error) {
 		p, ok := peer.FromContext(ctx)
@@ -72,8 +69,8 @@ func ByPeer() KeyFunc {
 	}
 }
 
-// ByUser makes a key of what user finds in the context, where authentication has
-// put it; an empty one refuses the call.
+// ByUser makes a key of the result of user. This function reads the user from the context, where an authentication has
+// put it. If the result is empty, the call is refused.
 func ByUser(user func(context.Context) string) KeyFunc {
 	return func(ctx context.Context, _ Call) (string, error) {
 		if u := user(ctx); u != "" {

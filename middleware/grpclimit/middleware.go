@@ -39,9 +39,8 @@ type Decision struct {
 
 type contextKey struct{}
 
-// FromContext returns the decision about the call that a handler serves; false if
-// the call was not limited, or could not be and passed. In a stream with
-// PerMessage there is none.
+// FromContext returns the decision about the call that a handler serves. It returns false if the call passed without a
+// decision, and in a stream with PerMessage.
 func FromContext(ctx context.Context) (Decision, bool) {
 	d, ok := ctx.Value(contextKey{}).(Decision)
 	return d, ok
@@ -106,7 +105,7 @@ func (s messages) RecvMsg(message any) error {
 	return err
 }
 
-// withDecision keeps a decision for the handler; nil is none.
+// withDecision returns a context that has the decision, for the handler. If d is nil, it returns ctx.
 func withDecision(ctx context.Context, d *Decision) context.Context {
 	if d == nil {
 		return ctx
@@ -114,8 +113,8 @@ func withDecision(ctx context.Context, d *Decision) context.Context {
 	return context.WithValue(ctx, contextKey{}, *d)
 }
 
-// decide takes the tokens of a call. The error is the status that refuses it;
-// without a decision the call passes unlimited.
+// decide takes the tokens of a call. An error is the status with which the call is refused. If the decision is nil and
+// there is no error, the call passes without a limit.
 func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	d := Decision{Weight: 1}
 	if m.config.Weight != nil {
@@ -150,7 +149,7 @@ func (m *Middleware) decide(ctx context.Context, call Call) (*Decision, error) {
 	return nil, denial(d)
 }
 
-// refusal returns the status of a call that could not be decided; nil lets it pass.
+// refusal returns the status of a call for which no decision could be made. If it returns nil, the call passes.
 func (m *Middleware) refusal(ctx context.Context, err error) error {
 	outcome := limit.OutcomeOf(err)
 	switch {
@@ -164,7 +163,7 @@ func (m *Middleware) refusal(ctx context.Context, err error) error {
 	return status.Error(codes.Code(outcome.GRPC), err.Error())
 }
 
-// take takes from the limiter, and sets how long the call has to wait.
+// take takes tokens from the limiter, and sets the decision's Result and Wait.
 func (m *Middleware) take(ctx context.Context, d *Decision) (err error) {
 	ctx, cancel, opts := limitcall.Bound(ctx, m.config.Limiter, d.Key, m.config.Timeout, DefaultTimeout)
 	defer cancel()

@@ -23,9 +23,8 @@ type Abuse struct {
 	DeniedBy []string
 }
 
-// AbuseLog keeps the latest denials in a Redis stream, for all replicas
-// together. Recording never blocks a request: when Redis is slower than denials
-// come, some are dropped and counted.
+// AbuseLog keeps the latest denials in a Redis stream, for all replicas together. Recording never blocks a request. If
+// denials come faster than Redis stores them, some are dropped and counted.
 type AbuseLog struct {
 	rdb     redis.UniversalClient
 	stream  string
@@ -42,7 +41,7 @@ const (
 )
 
 // NewAbuseLog makes an AbuseLog that keeps the latest denials in the Redis stream whose key is stream. It keeps about
-// as many as most says, 1 to 1,000,000. Denials are written only while its Run is running.
+// most denials; most is 1 to 1,000,000. Denials are written only while Run is running.
 func NewAbuseLog(rdb redis.UniversalClient, stream string, most int64) (*AbuseLog, error) {
 	switch {
 	case redisclient.IsNil(rdb):
@@ -55,7 +54,7 @@ func NewAbuseLog(rdb redis.UniversalClient, stream string, most int64) (*AbuseLo
 	return &AbuseLog{rdb: rdb, stream: stream, most: most, queue: make(chan Abuse, abuseQueue)}, nil
 }
 
-// Record queues a denial. It is a Config's OnLimit and never blocks.
+// Record queues a denial. It can be the OnLimit of a Config, and never blocks.
 func (l *AbuseLog) Record(r Request, d Decision) {
 	ip := ""
 	if r.IP.IsValid() {
@@ -77,8 +76,8 @@ func cut(s string, most int) string { return s[:min(len(s), most)] }
 // Dropped returns the number of denials that were not kept.
 func (l *AbuseLog) Dropped() int64 { return l.dropped.Load() }
 
-// Run writes what was recorded until ctx ends, and then what is left in the
-// queue; it returns nil. A denial that Redis does not take counts as dropped.
+// Run writes the recorded denials until ctx ends, and then those that are left in the queue. It returns nil. A denial
+// that can't be written counts as dropped.
 func (l *AbuseLog) Run(ctx context.Context) error {
 	for {
 		select {

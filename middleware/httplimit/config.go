@@ -16,23 +16,23 @@ import (
 // field.
 var ErrConfig = errors.New("httplimit: bad config")
 
-// Config says what a Middleware limits, and how. Limiter and Key are required.
+// Config determines what a Middleware limits, and how. Limiter and Key are required.
 type Config struct {
 	// Limiter has the tokens.
 	Limiter limit.Limiter
-	// Key says whose tokens a request takes.
+	// Key returns the key whose tokens a request takes.
 	Key KeyFunc
-	// Name is the limit's name in headers: 1 to 64 printable ASCII characters;
-	// "default" if it is empty. The limits of a limit.Many have their own.
+	// Name is the limit's name in headers: 1 to 64 printable ASCII characters; "default" if it is empty. The limits of a
+	// limit.Many have names of their own.
 	Name string
 	// Window is sent to clients, in whole seconds, as the time of the limit. The limiters of package limit don't need it,
-	// because they have a window of their own. With 0 none is sent.
+	// because they have a window of their own. If neither is known, no time is sent.
 	Window time.Duration
-	// Weight is the tokens that a request takes, at least 1; nil means 1. A
-	// weight of 0 lets the request pass.
+	// Weight returns the number of tokens that a request takes. If it returns 0, the request passes. If Weight is nil, a
+	// request takes one token.
 	Weight func(*http.Request) int64
 
-	// TrustedProxies are the networks whose X-Forwarded-For is believed.
+	// TrustedProxies are the networks of proxies whose X-Forwarded-For is used.
 	TrustedProxies []netip.Prefix
 	// Allow are the networks of clients that pass without taking tokens.
 	Allow []netip.Prefix
@@ -45,17 +45,21 @@ type Config struct {
 	// SkipFailed gives tokens back when a request ends with a status of 400 or more, or with a panic, while its client is
 	// still connected. A client that disconnects has used its tokens. The Limiter must be a limit.Undoer or a limit.Many.
 	SkipFailed bool
-	// Shadow denies nothing and sends no headers; OnLimit is still called.
+	// Shadow makes the Middleware deny nothing and send no headers. OnLimit is still called.
 	Shadow bool
-	// FailOpen lets requests pass when the Limiter can't answer, or knows no bucket of their key, instead of
-	// refusing them with 503 or 404: so give keys that a client chooses a template. What the request is to blame
-	// for, and a flood of new keys, is refused all the same: see limit.Outcome.
+	// FailOpen lets requests pass if the Limiter can't answer, or if their key has no bucket. Otherwise such requests get
+	// 503. So declare a template for keys that clients choose. Errors that the request itself has caused, and a flood of
+	// new keys, are still refused: see limit.Outcome.
 	FailOpen bool
-	// Timeout bounds the wait for the Limiter's answer. 0 means what a fetch.Client has itself, which follows the
-	// measured distance of its server, and DefaultTimeout for any other Limiter. Set it if a server is more than 30
-	// ms away. A Timeout above 0 must be more than twice that of a fetch.Client: the client doubles its own at most
-	// while this process is starved, and if it is cut off before it doesn't answer as a bucket's degraded mode
-	// says. The wait for a place, of a limit of pacing, comes after it.
+	// Timeout bounds the wait for the Limiter's answer. If it is 0, a fetch.Client uses its own timeout, which depends on
+	// the measured distance to its server. Any other Limiter then has DefaultTimeout, so set Timeout if its server is more
+	// than 30 ms away.
+	//
+	// If the Limiter is a fetch.Client, a Timeout above 0 must be more than twice the Client's own timeout. While this
+	// process lacks processor time, the Client extends its timeout, at most to twice its length. If the Timeout ends
+	// before, the bucket's degraded mode does not apply.
+	//
+	// If a limit of pacing makes the request wait for its place, that wait comes after the Timeout.
 	Timeout time.Duration
 
 	// XHeaders adds X-RateLimit-Limit, X-RateLimit-Remaining and
@@ -63,40 +67,40 @@ type Config struct {
 	XHeaders bool
 	// NoHeaders leaves out RateLimit and RateLimit-Policy.
 	NoHeaders bool
-	// Jitter is the most that is added to Retry-After at random, in whole
-	// seconds as the header is.
+	// Jitter is the longest time that is added to Retry-After at random. Like the header, it counts in whole seconds.
 	Jitter time.Duration
 
-	// Status is that of a denial, 400 to 599; 0 means 429.
+	// Status is the HTTP status of a denial, 400 to 599; 0 means 429.
 	Status int
-	// Message is what a denied client reads as the problem's detail.
+	// Message is the detail in the problem document that a denied client gets.
 	Message string
-	// MessageKey, if it isn't empty, has a denied client read a JSON object of Message at this key, {"message": "..."}
-	// say, instead of the problem document.
+	// MessageKey replaces the problem document if it isn't empty. A denied client then gets a JSON object with Message at
+	// this key, such as {"message": "..."}.
 	MessageKey string
-	// Denied answers denied requests instead of the problem document; headers
-	// are set already, FromContext has the Decision.
+	// Denied serves denied requests in place of the problem document. The headers are set before, and FromContext returns
+	// the Decision.
 	Denied http.Handler
 	// OnLimit is called for each denial before it is answered, in shadow mode too. It must not block. AbuseLog.Record is
 	// such a function.
 	OnLimit func(Request, Decision)
-	// OnError is called for each request that could not be decided.
+	// OnError is called for each request about which no decision could be made, and for tokens that could not be given
+	// back.
 	OnError func(Request, error)
 }
 
-// SlowDown delays requests when few tokens are left: the first one beyond After
-// by Step, the next by two Steps, and so on.
+// SlowDown delays requests when few tokens are left: the first request beyond After by Step, the next by two Steps, and
+// so on.
 type SlowDown struct {
 	// After is the number of tokens that may be taken before delays begin.
 	After int64
-	// Step is what each further token adds; 0 switches delays off.
+	// Step is the delay that each further token adds; 0 switches delays off.
 	Step time.Duration
 	// Max is the longest delay; it must be set with Step. A delayed request
 	// occupies its connection.
 	Max time.Duration
 }
 
-// DefaultTimeout bounds the wait for a Limiter that measures no distance, where no Timeout is given.
+// DefaultTimeout bounds the wait for a Limiter other than a fetch.Client, if no Timeout is given.
 const DefaultTimeout = 150 * time.Millisecond
 
 func (c Config) validate() error {

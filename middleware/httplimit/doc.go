@@ -19,14 +19,14 @@
 // # What happens to a request
 //
 // Addresses in [Config.Allow] pass at once. Then tokens are taken; the [Decision] is in the request's context
-// ([FromContext]). A denied request gets 429 and Retry-After; with [Config.Shadow] it passes, and only OnLimit is
-// called. An admitted one may be slowed down ([Config.SlowDown]). If Redis is unavailable, a request gets 503, or
-// passes with [Config.FailOpen].
+// ([FromContext]). A denied request gets 429 and Retry-After. With [Config.Shadow] it passes, and only OnLimit is
+// called. An admitted request may be delayed ([Config.SlowDown]). If Redis is unavailable, a request gets 503. With
+// [Config.FailOpen] it passes instead.
 //
 // # Headers
 //
 // RateLimit, RateLimit-Policy and the problem document of a denial are those of
-// draft-ietf-httpapi-ratelimit-headers-11. t is the time until more tokens are there. X-RateLimit-Limit, -Remaining and
-// -Reset (Unix seconds) are an option. Retry-After is never less than t. Jitter makes it longer, so that denied clients
-// don't all come back at once.
+// draft-ietf-httpapi-ratelimit-headers-11. t is the time until more tokens are available. X-RateLimit-Limit, -Remaining
+// and -Reset (Unix seconds) are sent only with [Config.XHeaders]. Retry-After is never less than t. Jitter makes it
+// longer, so that denied clients don't all come back at once.
 package httplimit

@@ -12,9 +12,10 @@ import (
 // maxInteger is the largest integer of a structured field.
 const maxInteger = 999_999_999_999_999
 
-// setHeaders describes the limit to the client. RateLimit's t is the time until more tokens are there: on a denial
-// those that were asked for. X-RateLimit-Reset is that time on a denial and the time until all are there otherwise. The
-// values of a middleware around this one stay, since the fields are lists.
+// setHeaders describes the limit to the client. In RateLimit, t is the time until more tokens are available, or on a
+// denial until those are available that were asked for. X-RateLimit-Reset is the same time on a denial. Otherwise it is
+// the time until all tokens are available. RateLimit and RateLimit-Policy are lists: entries of a middleware around
+// this one stay.
 func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	if !m.config.NoHeaders {
 		var policies, states []string
@@ -73,7 +74,7 @@ func untilReset(r fetch.Result) time.Duration {
 	return r.ResetAfter
 }
 
-// seconds rounds up: a client that comes a little later is not denied again.
+// seconds returns d in seconds, rounded up. Otherwise a client that comes back at that time would be denied again.
 func seconds(d time.Duration) int64 {
 	s := int64(d / time.Second)
 	if d%time.Second > 0 {
@@ -82,7 +83,7 @@ func seconds(d time.Duration) int64 {
 	return s
 }
 
-// quoted returns a structured field's string.
+// quoted returns s as a string of a structured field.
 func quoted(s string) string {
 	return `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(s) + `"`
 }

@@ -21,7 +21,7 @@ type Middleware struct {
 	random func(n int64) int64 // 0 to n-1
 }
 
-// Decision is what was decided about a request.
+// Decision is the decision about a request.
 type Decision struct {
 	limit.Decision
 	Key    string
@@ -31,8 +31,7 @@ type Decision struct {
 
 type contextKey struct{}
 
-// FromContext returns what was decided about a request. There is nothing for
-// one that passed undecided.
+// FromContext returns the decision about a request. It returns false if the request passed without a decision.
 func FromContext(ctx context.Context) (Decision, bool) {
 	d, ok := ctx.Value(contextKey{}).(Decision)
 	return d, ok
@@ -116,7 +115,7 @@ type badRequest struct{ error }
 
 func (b badRequest) Unwrap() error { return b.error }
 
-// fail answers a request that could not be decided.
+// fail answers a request about which no decision could be made.
 func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http.Handler) {
 	if m.config.OnError != nil {
 		m.config.OnError(r, err)
@@ -129,7 +128,8 @@ func (m *Middleware) fail(w http.ResponseWriter, r Request, err error, next http
 	} else if !outcome.Open {
 		code = outcome.HTTP
 	}
-	// A client that leaves while its tokens are taken has none. So it must not pass, even if the middleware fails open.
+	// A client that left before the limiter's answer got no tokens. So its request must not pass, even if the middleware
+	// fails open.
 	if m.config.Shadow || m.config.FailOpen && outcome.Open && r.Context().Err() == nil {
 		next.ServeHTTP(w, r.Request)
 		return
@@ -185,7 +185,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next ht
 		return
 	}
 	var s status
-	failed := true // until it has not panicked
+	failed := true // stays true if the handler panics
 	defer func() {
 		if failed && !errors.Is(r.Context().Err(), context.Canceled) {
 			m.giveBack(r, d)

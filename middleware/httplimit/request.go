@@ -12,7 +12,7 @@ import (
 // ErrNoKey is returned by a KeyFunc for a request that has no key of its kind.
 var ErrNoKey = errors.New("httplimit: request has no key")
 
-// Request is a request with what the middleware knows of it.
+// Request is a request and the address of its client.
 type Request struct {
 	*http.Request
 	// IP is the client's address; the zero Addr if the peer has none, as on a
@@ -20,15 +20,15 @@ type Request struct {
 	IP netip.Addr
 }
 
-// NewRequest finds the address of a request's client, behind these proxies.
+// NewRequest makes a Request. It finds the address of the client behind trusted proxies.
 func NewRequest(r *http.Request, trusted []netip.Prefix) Request {
 	return Request{r, clientIP(r, trusted)}
 }
 
-// KeyFunc names whose tokens a request takes. An error is answered with 400.
+// KeyFunc returns the key whose tokens a request takes. If it returns an error, the response is 400.
 type KeyFunc func(r Request) (string, error)
 
-// ByIP returns the client's address: an IPv4 address, or the /64 of an IPv6 one.
+// ByIP returns the client's address: an IPv4 address, or the /64 of an IPv6 address.
 func ByIP() KeyFunc {
 	return func(r Request) (string, error) {
 		if !r.IP.IsValid() {
@@ -46,8 +46,8 @@ func ByIP() KeyFunc {
 }
 
 // ByHeader returns a header's name, in lower case, and its value, such as an API key. A client that can choose the
-// value can choose whose tokens to take, so check it first. A request that has the header twice is refused, because one
-// of the two may come from a client and the other from a proxy.
+// value can choose whose tokens to take, so check the value first. A request that has the header twice is refused,
+// because one value may come from a client and the other from a proxy.
 func ByHeader(name string) KeyFunc {
 	return func(r Request) (string, error) {
 		values := r.Header.Values(name)
@@ -61,8 +61,8 @@ func ByHeader(name string) KeyFunc {
 	}
 }
 
-// ByUser returns the user whom the function finds, as an authenticating handler left it in the request's context; ""
-// means that there is none.
+// ByUser returns the result of user. This function reads the user from the request's context, for example, where an
+// authenticating handler has put it. If it returns "", the request has no user.
 func ByUser(user func(*http.Request) string) KeyFunc {
 	return func(r Request) (string, error) {
 		u := user(r.Request)
@@ -80,7 +80,7 @@ func ByRoute() KeyFunc {
 	return func(r Request) (string, error) { return "route:" + clean(r.Pattern), nil }
 }
 
-// Join returns all keys together: tokens for each user on each route, say.
+// Join returns all keys together, so that each combination has its own tokens, such as each user on each route.
 func Join(keys ...KeyFunc) KeyFunc {
 	return func(r Request) (string, error) {
 		parts := make([]string, len(keys))
@@ -95,7 +95,7 @@ func Join(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// FirstOf returns the first key that the request has: its user, or else its address.
+// FirstOf returns the first key that the request has, such as its user, or its address if it has no user.
 func FirstOf(keys ...KeyFunc) KeyFunc {
 	return func(r Request) (string, error) {
 		err := ErrNoKey
@@ -110,8 +110,8 @@ func FirstOf(keys ...KeyFunc) KeyFunc {
 	}
 }
 
-// clean makes any text a part of a key: without braces, and without the bar that
-// joins parts, so that no two requests share a key by a trick.
+// clean makes any text a part of a key. The result has neither braces nor the bar that joins parts. Otherwise a client
+// could choose a text that makes its key equal to the key of another client.
 func clean(s string) string { return url.QueryEscape(s) }
 
 // clientIP returns the client's address behind trusted proxies.
@@ -134,7 +134,7 @@ func clientIP(r *http.Request, trusted []netip.Prefix) netip.Addr {
 	return ip
 }
 
-// peer reads an address, with or without a port.
+// peer parses an address, with or without a port.
 func peer(s string) netip.Addr {
 	ip, err := netip.ParseAddr(strings.Trim(s, "[]"))
 	if err != nil {

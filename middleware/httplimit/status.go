@@ -9,11 +9,11 @@ import (
 	"github.com/felixge/httpsnoop"
 )
 
-// status is what a response's status was: 0 until there is one.
+// status records the status of a response. code is 0 until there is one.
 type status struct{ code int }
 
-// watch makes a writer that does everything that w does, and nothing that it doesn't: handlers ask by type for what
-// they need, to take a connection over for a WebSocket, say.
+// watch returns a writer that records the status of the response. It has exactly the methods of w, because handlers
+// check whether a writer has a method, for example to take over a connection for a WebSocket.
 func (s *status) watch(w http.ResponseWriter) http.ResponseWriter {
 	sent := func() {
 		if s.code == 0 {
@@ -21,7 +21,7 @@ func (s *status) watch(w http.ResponseWriter) http.ResponseWriter {
 		}
 	}
 	return httpsnoop.Wrap(w, httpsnoop.Hooks{
-		// An informational status is not the response's.
+		// An informational status is not the status of the response.
 		WriteHeader: func(next httpsnoop.WriteHeaderFunc) httpsnoop.WriteHeaderFunc {
 			return func(code int) {
 				if s.code == 0 && (code >= 200 || code == http.StatusSwitchingProtocols) {
@@ -48,7 +48,7 @@ func (s *status) watch(w http.ResponseWriter) http.ResponseWriter {
 				next()
 			}
 		},
-		// What is said on a connection that was taken over is between its ends.
+		// A handler that takes over the connection answers with Switching Protocols.
 		Hijack: func(next httpsnoop.HijackFunc) httpsnoop.HijackFunc {
 			return func() (net.Conn, *bufio.ReadWriter, error) {
 				conn, rw, err := next()
