@@ -11,16 +11,16 @@ import (
 
 // block is one code block.
 type block struct {
-	Line     int    // of the opening backticks, from 1
+	Line     int    // line of the opening backticks, from 1
 	Language string // "" if none is given
 	Words    []string
 	Text     string // with the line feed at its end
 }
 
-// has reports whether the word is among those about the block.
+// has reports whether the block has a word.
 func (b block) has(word string) bool { return slices.Contains(b.Words, word) }
 
-// file is the name of the file that the block is, if it is one.
+// file returns the name of the file whose content the block is, or the empty string.
 func (b block) file() string {
 	for _, w := range b.Words {
 		if name, ok := strings.CutPrefix(w, "file="); ok {
@@ -30,14 +30,15 @@ func (b block) file() string {
 	return ""
 }
 
-// command is one command of a block of shell commands, and what follows it.
+// command is one command of a block, with the output that the document shows.
 type command struct {
 	Text   string
-	Output string // of a console: the lines up to the next command
+	Output string // in a block of language console: the lines up to the next command
 }
 
-// commands returns the commands of the block. In a console they follow "$ ", and their output follows them. Elsewhere
-// each line is one, unless it is empty or a comment. A backslash at the end of a line continues it.
+// commands returns the commands of the block. In a block of language console, a command follows "$ ", and its output
+// follows the command. In other blocks, each line is a command, unless it is empty or a comment. A backslash at the end
+// of a line continues the command.
 func (b block) commands() []command {
 	var all []command
 	continued := false
@@ -61,7 +62,7 @@ func (b block) commands() []command {
 	return all
 }
 
-// parseBlocks are the code blocks of a document.
+// parseBlocks returns the code blocks of a document.
 func parseBlocks(document string) ([]block, error) {
 	var all []block
 	var open *block

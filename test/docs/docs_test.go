@@ -29,8 +29,8 @@ func documents(t *testing.T, visit func(path, text string)) {
 	}))
 }
 
-// Every code block is run, compiled or decoded; one that can't be is marked with the reason, and what it names is
-// there. The README's are run by TestTutorialsFollowTheReadmeInOneShell, which begins with it.
+// Every code block is run, compiled or decoded. If a test can't run a block, a word after the backticks says why, and
+// the names in the block are checked. TestTutorialsFollowTheReadmeInOneShell runs the blocks of the README.
 func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 	t.Parallel()
 	documents(t, func(path, text string) {
@@ -61,12 +61,12 @@ func TestCodeBlocksOfTheDocumentationRun(t *testing.T) {
 	})
 }
 
-// newcomersPages are what a newcomer follows, in this order.
+// newcomersPages are the pages that a newcomer reads, in this order.
 var newcomersPages = []string{"README.md", "docs/tutorials/sdk.md", "docs/tutorials/llm.md", "docs/tutorials/pool.md",
 	"docs/tutorials/kubernetes.md"}
 
-// A newcomer follows the README and then the tutorials, in one shell. Each page ends what it started. What it leaves in
-// Redis doesn't change what the next one shows.
+// A newcomer follows the README and then the tutorials, in one shell. So each page must stop the programs that it
+// started, and the keys that it leaves in Redis must not change the output of later pages.
 func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
 	t.Parallel()
 	texts := map[string]string{}
@@ -82,7 +82,8 @@ func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
 		}
 	}
 	s := newSession(t, all)
-	// The README wants one that runs; the tutorials' own then find its port in use, as a newcomer's would.
+	// The README needs a running redis-server. The tutorials start one too, which then finds the port in use, as it would
+	// for a newcomer.
 	s.run(block{Language: "sh", Text: "(redis-server --port 6379 --save '' >redis-readme.log &)\n" +
 		"export REFILLER_REDIS_URL=redis://127.0.0.1:6379/0 REFILLER_LISTEN=127.0.0.1:9090\n" +
 		"until grep -q 'Ready to accept' redis-readme.log; do sleep 0.1; done\n"})
@@ -93,7 +94,7 @@ func TestTutorialsFollowTheReadmeInOneShell(t *testing.T) {
 			if name := b.file(); name != "" {
 				s.write(name, b.Text)
 			}
-			if i == 0 || b.Language == "sh" || b.Language == "console" { // the others are checked without the shell
+			if i == 0 || b.Language == "sh" || b.Language == "console" { // the tests of the pages check the other blocks
 				check(t, b, func() *session { return s })
 			}
 		}
@@ -105,7 +106,7 @@ func check(t *testing.T, b block, shell func() *session) {
 	t.Helper()
 	elsewhere := b.has("cluster") || b.has("long") || b.has("recipe")
 	switch b.Language {
-	case "text", "": // drawings, and what long runs print
+	case "text", "": // drawings, and the output of long runs
 		require.NotEmpty(t, b.Language, "line %d: a block needs a language; \"text\" is one", b.Line)
 	case "yaml":
 		checkYAML(t, b)
@@ -125,9 +126,9 @@ func check(t *testing.T, b block, shell func() *session) {
 	}
 }
 
-// scenes prepare what documents say is there.
+// scenes prepare the shells of documents that expect programs to run, or variables to be set.
 var scenes = map[string]func(*session){
-	"docs/sidecar.md": func(s *session) { // a busy machine takes its time
+	"docs/sidecar.md": func(s *session) { // a longer deadline, for a busy machine
 		s.run(block{Language: "sh", Text: "export REFILLER_SERVE_DEADLINE=5s\n"})
 	},
 	"docs/templates.md": func(s *session) {

@@ -23,8 +23,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// checkYAML decodes a block as what it is: a configuration or a part of one, or limits for Envoy. Values of the chart
-// and objects of Kubernetes are for the tests of deploy/k8s.
+// checkYAML decodes a block as a configuration, a part of a configuration, limits, or limits for Envoy, depending on
+// its fields. The tests of deploy/k8s check values of the chart and Kubernetes objects.
 func checkYAML(t *testing.T, b block) {
 	t.Helper()
 	var top map[string]any
@@ -48,7 +48,7 @@ func checkYAML(t *testing.T, b block) {
 	}
 }
 
-// completed is a part of a configuration, with the rest that it needs.
+// completed returns a part of a configuration, with the fields added that every configuration needs.
 func completed(text string, top map[string]any) string {
 	for field, rest := range map[string]string{"redis": `{url: "redis://127.0.0.1:6379"}`, "version": "1"} {
 		if top[field] == nil {
@@ -65,7 +65,8 @@ var packages = map[string]string{
 	"fetch": "github.com/tokenrefill/refiller/fetch", "policy": "github.com/tokenrefill/refiller/policy",
 }
 
-// checkGo compiles a program, or statements of a function that has a context, a Redis client and a client of the SDK.
+// checkGo checks a program with go vet. It makes a program of a block that has only statements. These may use a
+// context, a Redis client and a client of the SDK.
 func checkGo(t *testing.T, b block) {
 	t.Helper()
 	source := b.Text
@@ -80,7 +81,7 @@ func checkGo(t *testing.T, b block) {
 	require.NoError(t, err, "%s\n%s", out, source)
 }
 
-// wrapped makes a program of statements. What they declare counts as used.
+// wrapped makes a program of statements. Variables that they declare need not be used.
 func wrapped(t *testing.T, statements string) string {
 	t.Helper()
 	body := "func statements(ctx context.Context, rdb redis.UniversalClient, client *fetch.Client) (err error) {\n" +
@@ -121,12 +122,12 @@ func wrapped(t *testing.T, statements string) string {
 	return strings.Replace(program, "\n\n", "\n\n"+imports+"\n", 1)
 }
 
-// checkCommand checks a command that isn't run: the files, flags and targets that it names exist.
+// checkCommand checks a command that isn't run. The files, flags and targets that it names must exist.
 func checkCommand(t *testing.T, command string) {
 	t.Helper()
 	for part := range strings.SplitSeq(withoutComment(command), "&&") {
 		args := strings.Fields(part)
-		for len(args) > 0 && strings.Contains(args[0], "=") { // variables of the command
+		for len(args) > 0 && strings.Contains(args[0], "=") { // environment variables
 			args = args[1:]
 		}
 		require.NotEmpty(t, args, command)
@@ -151,7 +152,7 @@ func checkCommand(t *testing.T, command string) {
 	}
 }
 
-// existing is a file that is there if the path is: the path itself or a file in the directory.
+// existing returns a file that exists if the path exists: a file of the directory, or the path itself.
 func existing(path string) string {
 	path = "../../" + path
 	if entries, err := os.ReadDir(path); err == nil {
@@ -166,14 +167,15 @@ func existing(path string) string {
 
 var quoted = regexp.MustCompile(`'[^']*'|"[^"]*"`)
 
-// withoutComment cuts comments and redirections, and replaces quoted text by a word.
+// withoutComment removes comments and redirections from a command, and replaces quoted text by a word.
 func withoutComment(command string) string {
 	command, _, _ = strings.Cut(command, " #")
 	command, _, _ = strings.Cut(command, " <")
 	return quoted.ReplaceAllString(strings.NewReplacer("\\\n", " ", "\n", " ").Replace(command), "QUOTED")
 }
 
-// checkProgram asks a program of the project for help with its arguments, which it refuses if it doesn't know one.
+// checkProgram runs a program of the project with the arguments and --help. The program fails if it doesn't know an
+// argument.
 func checkProgram(t *testing.T, name string, args []string) {
 	t.Helper()
 	args = slices.DeleteFunc(slices.Clone(args), func(arg string) bool { return arg == "&" })

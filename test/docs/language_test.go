@@ -13,10 +13,10 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// columns is how long a line may be; a tab counts as one.
+// columns is the largest number of characters in a line. A tab counts as one character.
 const columns = 120
 
-// longLines are directories with lines that are still longer, and how many at most. They become fewer.
+// longLines has the largest number of longer lines in each directory that still has some. The numbers only fall.
 var longLines = map[string]int{
 	"bench":                     1,
 	"bench/scalechart":          2,
@@ -42,7 +42,7 @@ var longLines = map[string]int{
 	"test/scale":                4,
 }
 
-// sources calls visit for every file of the repository that people write.
+// sources calls visit for every file of the repository that isn't generated.
 func sources(t *testing.T, visit func(path string, text []byte)) {
 	t.Helper()
 	list := exec.CommandContext(t.Context(), "git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
@@ -67,8 +67,8 @@ func sources(t *testing.T, visit func(path string, text []byte)) {
 	}
 }
 
-// TestLinesFit keeps lines within 120 columns, but for tables, code blocks and addresses of Markdown, which can't be
-// broken.
+// TestLinesFit checks that lines have at most 120 columns. In Markdown it skips tables, code blocks and addresses,
+// because their lines can't be broken.
 func TestLinesFit(t *testing.T) {
 	t.Parallel()
 	found := map[string]int{}
@@ -125,8 +125,8 @@ func TestWordsOfTheGlossary(t *testing.T) {
 	})
 }
 
-// wordBudgets are directories that still use words which CONTRIBUTING.md replaces, and how often at most. They only
-// fall. What remains at the end uses a word in another sense, such as takes in a window, or quotes one.
+// wordBudgets has, for each directory that still uses words that CONTRIBUTING.md replaces, how often it may use them.
+// The numbers only fall. In the end, words remain only in another sense, such as "takes in a window", or in quotes.
 var wordBudgets = map[string]int{
 	".":                           17,
 	"cmd/refiller":                5,
@@ -159,7 +159,7 @@ var wordBudgets = map[string]int{
 	"test/robustness/verify":      3,
 }
 
-// replacedWords are the verbs and turns that wordBudgets counts, in all their forms.
+// replacedWords matches the words and phrases that wordBudgets counts, in all their forms.
 var replacedWords = regexp.MustCompile(`\b(?:look(?:s|ed|ing)?|learn(?:s|ed|t|ing)?|tell(?:s|ing)?|told|` +
 	`not(?:e|es|ed|ing)|hear(?:s|d|ing)?|saw|stand(?:s|ing)?|stood|tak(?:e|es|en|ing) in|took in|apart|` +
 	`nobody|somebody|someone|whoever|(?:is|are|was|were) (?:gone|away))\b`)
@@ -167,8 +167,8 @@ var replacedWords = regexp.MustCompile(`\b(?:look(?:s|ed|ing)?|learn(?:s|ed|t|in
 // camelCase matches the place between two words of a name.
 var camelCase = regexp.MustCompile(`([a-z0-9])([A-Z])`)
 
-// TestReplacedWordsBecomeFewer counts the words of replacedWords in Go, Lua and Markdown: in comments, strings and
-// names, where learnFlows is two words.
+// TestReplacedWordsBecomeFewer counts the words of replacedWords in Go, Lua and Markdown files. It counts them in
+// comments, strings and names. A name such as learnFlows counts as two words.
 func TestReplacedWordsBecomeFewer(t *testing.T) {
 	t.Parallel()
 	found := map[string]int{}

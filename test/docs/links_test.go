@@ -20,7 +20,7 @@ var (
 	notInSlug = regexp.MustCompile(`[^\p{L}\p{N}_\- ]`)
 )
 
-// prose is a document's text without its code blocks.
+// prose returns the text of a document without its code blocks.
 func prose(document string) string {
 	var b strings.Builder
 	code := false
@@ -34,7 +34,7 @@ func prose(document string) string {
 	return b.String()
 }
 
-// anchors are those that GitHub gives to the headings of a document.
+// anchors returns the anchors that GitHub makes for the headings of a document.
 func anchors(document string) map[string]bool {
 	all := map[string]bool{}
 	for line := range strings.Lines(prose(document)) {
@@ -51,12 +51,12 @@ func anchors(document string) map[string]bool {
 	return all
 }
 
-// broken are the links of a document that lead nowhere; read reads another one by its path in the repository.
+// broken returns the links of a document that lead nowhere. It calls read for other files of the repository.
 func broken(document, text string, read func(path string) (string, error)) (bad []string) {
 	for _, m := range linkTo.FindAllStringSubmatch(prose(text), -1) {
 		to, err := url.Parse(m[1])
 		if err != nil || to.Scheme != "" {
-			continue // another site's
+			continue // a link to another site
 		}
 		target, content := document, text
 		if to.Path != "" {
@@ -70,8 +70,8 @@ func broken(document, text string, read func(path string) (string, error)) (bad 
 	return bad
 }
 
-// unknownTests returns the tests that a text names and that don't exist. The word after -run or -bench is part of a
-// name, and TestName or FuzzName means any test.
+// unknownTests returns the tests that a text names and that don't exist. The word after -run or -bench may be the
+// beginning of a name. TestName and FuzzName are placeholders.
 func unknownTests(text string, tests []string) (bad []string) {
 	for _, m := range namedTest.FindAllStringSubmatch(prose(text), -1) {
 		is := func(test string) bool { return test == m[2] || m[1] != "" && strings.HasPrefix(test, m[2]) }

@@ -14,12 +14,12 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The packages that docs/reading.md names.
+// core has the packages that docs/reading.md names.
 var core = []string{"policy", "lua", "refill", "election", "fetch", "internal/engine", "pool", "internal/replica"}
 
 var qualified = regexp.MustCompile("`([a-z]+(?:\\.[A-Za-z]+)+)`")
 
-// declared are the types, functions and methods of a package, each as package.Name or package.Type.Name.
+// declared returns the types, functions and methods of a package, each as package.Name or package.Type.Name.
 func declared(t *testing.T, dir string) map[string]bool {
 	t.Helper()
 	names := map[string]bool{}
@@ -46,7 +46,7 @@ func declared(t *testing.T, dir string) map[string]bool {
 	return names
 }
 
-// receiver is the name of a method's type with a dot behind it, and nothing for a function.
+// receiver returns the name of a method's type with a dot after it. For a function it returns the empty string.
 func receiver(d *ast.FuncDecl) string {
 	if d.Recv == nil {
 		return ""
@@ -66,7 +66,7 @@ func receiver(d *ast.FuncDecl) string {
 	}
 }
 
-// A reader who follows the page finds each function under the name that the page gives.
+// Each type, function and method that docs/reading.md names must exist.
 func TestTheReadingOrderNamesWhatIsThere(t *testing.T) {
 	t.Parallel()
 	names := map[string]bool{}

@@ -16,8 +16,9 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// poolRecipes play what docs/pools.md describes between the blocks that are marked "recipe", by heading. They run one
-// after the other in one world, unless they need another one.
+// poolRecipes has a function for each heading of docs/pools.md with blocks that are marked "recipe". The function runs
+// these blocks, and does between them what the text describes. The recipes of an inner list run one after the other
+// with the same regions.
 var poolRecipes = [][]poolRecipe{
 	{
 		{"Operate", takeOutOfService}, {"Move a region's Redis", moveRedis}, {"Rename a region", renameRegion},
@@ -72,39 +73,40 @@ func recipeBlocks(t *testing.T) map[string][]block {
 	return sections
 }
 
-// recipePatience is how long a recipe waits for what the page promises. The machine may be busy.
+// recipePatience is how long a recipe waits for an effect that the page promises. The machine may be busy.
 const recipePatience = 3 * time.Minute
 
-// recipe is the world of a recipe: regions that share a pool, and a shell in which an operator types.
+// recipe has the regions of a recipe, which share a pool, and the shell of an operator.
 type recipe struct {
 	t       *testing.T
 	shell   *session
-	etcd    *testenv.EtcdCluster // that the regions use
+	etcd    *testenv.EtcdCluster // the etcd that the regions use
 	clients map[*testenv.EtcdCluster]*clientv3.Client
 	regions map[string]*recipeRegion
-	blocks  []block // of the recipe that are still to be run
-	fenced  bool    // a region has been fenced: if it lives, what it uses comes on top of the rate
+	blocks  []block // blocks of the recipe that were not run yet
+	fenced  bool    // a region has been fenced: if it still runs, it may use tokens beyond the pool's rate
 }
 
 // recipeRegion is a region with a Redis and a replica.
 type recipeRegion struct {
 	redis    *testenv.RedisServer
 	replica  *testenv.Process
-	election string // its fields, but for the ttl
-	file     string // in the shell's directory
+	election string // fields of the election, without the ttl
+	file     string // configuration file, in the shell's directory
 }
 
-// start starts a shell, and the regions eu and us with the fields of their elections. The replicas start when their
-// files are written.
+// start starts a shell, and the Redis servers of the regions eu and us. election returns the fields of a region's
+// election. The replicas are started later, with run.
 func (w *recipe) start(election func(region string) string) {
-	w.shell = newSession(w.t, "\nredis-server ") // the servers are those of the regions
+	w.shell = newSession(w.t, "\nredis-server ") // starts no Redis: the regions have their own
 	w.shell.run(block{Language: "sh", Text: "unset REFILLER_REDIS_URL REFILLER_LISTEN\n"})
 	for _, name := range []string{"eu", "us"} {
 		w.regions[name] = &recipeRegion{redis: testenv.Redis(w.t), election: election(name), file: name + ".yaml"}
 	}
 }
 
-// configure writes the file of a region, whose name may be new, for these regions of the pool.
+// configure writes the configuration of a region. name may be a new name of the region. pool has the names of all
+// regions of the pool.
 func (w *recipe) configure(name string, r *recipeRegion, version int, pool ...string) {
 	w.shell.write(r.file, fmt.Sprintf(`region: %s
 redis: {url: %q}
@@ -117,7 +119,7 @@ listen: 127.0.0.1:0
 `, name, r.redis.URL(), version, r.election, strings.Join(pool, ": {floor: 100/s}, ")))
 }
 
-// run starts the replica of a region, or starts it again with what its file says now.
+// run starts the replica of a region. If the replica runs already, run restarts it, so that it reads its file again.
 func (w *recipe) run(r *recipeRegion) {
 	if r.replica != nil {
 		r.replica.Restart()
@@ -135,7 +137,7 @@ func (w *recipe) newEtcd(options ...testenv.Option) {
 	w.clients[w.etcd] = w.etcd.Client()
 }
 
-// shared starts the regions with an etcd and waits until they share the rate.
+// shared starts an etcd and the regions, and waits until the regions share the rate.
 func (w *recipe) shared() {
 	w.newEtcd()
 	w.start(func(string) string { return w.endpoint() })
@@ -146,7 +148,7 @@ func (w *recipe) shared() {
 	w.await(w.etcd, "both regions have a share", lends("eu", "us"))
 }
 
-// endpoint is the field of an election with the present etcd.
+// endpoint returns the field of an election with the address of the present etcd.
 func (w *recipe) endpoint() string { return fmt.Sprintf("endpoints: [%q]", w.etcd.Members()[0].Addr()) }
 
 // step runs the next block as it is printed.
@@ -163,8 +165,8 @@ func (w *recipe) next() block {
 	return b
 }
 
-// status is the pool that the records in etcd describe. Unless a living region was fenced, its regions never claim more
-// than the rate.
+// status returns the pool's status from the records in etcd. It requires that the regions together never claim more
+// than the rate, unless a region was fenced.
 func (w *recipe) status(etcd *testenv.EtcdCluster) (p pool.PoolStatus) {
 	w.t.Helper()
 	s, err := pool.ReadLiveStatus(w.t.Context(), w.clients[etcd], "/refiller/pools")
@@ -185,7 +187,7 @@ func (w *recipe) status(etcd *testenv.EtcdCluster) (p pool.PoolStatus) {
 // await waits until the pool's status is as wanted.
 func (w *recipe) await(etcd *testenv.EtcdCluster, what string, wanted func(pool.PoolStatus) bool) {
 	w.t.Helper()
-	for began := time.Now(); ; time.Sleep(pause) { // only the status can show that the wait is over
+	for began := time.Now(); ; time.Sleep(pause) {
 		p := w.status(etcd)
 		if wanted(p) {
 			w.t.Logf("%s after %s", what, time.Since(began).Round(time.Second/10))
@@ -195,7 +197,7 @@ func (w *recipe) await(etcd *testenv.EtcdCluster, what string, wanted func(pool.
 	}
 }
 
-// part is a region's part in a pool; its name is empty if it has none.
+// part returns the status of a region in a pool. It is zero if the region isn't in the pool.
 func part(p pool.PoolStatus, region string) pool.RegionStatus {
 	i := slices.IndexFunc(p.Regions, func(r pool.RegionStatus) bool { return r.Region == region })
 	if i < 0 {
@@ -204,7 +206,7 @@ func part(p pool.PoolStatus, region string) pool.RegionStatus {
 	return p.Regions[i]
 }
 
-// lends is the state in which these living regions have grants, which they have acknowledged.
+// lends returns a condition: the regions are alive, and have acknowledged their grants.
 func lends(regions ...string) func(pool.PoolStatus) bool {
 	return func(p pool.PoolStatus) bool {
 		return !slices.ContainsFunc(regions, func(region string) bool {
@@ -214,12 +216,13 @@ func lends(regions ...string) func(pool.PoolStatus) bool {
 	}
 }
 
-// hasAll is the state in which a region has all of the rate.
+// hasAll returns a condition: a region has the whole rate.
 func hasAll(region string) func(pool.PoolStatus) bool {
 	return func(p pool.PoolStatus) bool { return part(p, region).Granted > 999 && lends(region)(p) }
 }
 
-// denied waits until consumers of a region are denied. A bucket of the least capacity may have a token at first.
+// denied waits until consumers of a region are denied. Even a bucket with the smallest capacity may have a token at
+// first.
 func (w *recipe) denied(r *recipeRegion) {
 	w.t.Helper()
 	take := "consumer take payments --redis " + r.redis.URL()
@@ -292,7 +295,7 @@ func loseHome(w *recipe) {
 	w.step()
 	w.await(w.etcd, "us has all", hasAll("us"))
 
-	// The replicas of eu start with the old etcd all the same.
+	// The replicas of eu start again with the old etcd.
 	home.Members()[0].Restart()
 	eu.redis.Restart()
 	w.run(eu)
@@ -314,10 +317,10 @@ func loseHome(w *recipe) {
 	w.served(eu)
 }
 
-// refusedRights is logged by a replica that may not coordinate.
+// refusedRights matches the log of a replica that doesn't have the rights to coordinate.
 var refusedRights = regexp.MustCompile(`etcd refuses this replica the right to write epoch and share/`)
 
-// password is that of every user of etcd.
+// password is the password of every user of etcd.
 const password = "secret"
 
 func grantRights(w *recipe) {
@@ -352,7 +355,8 @@ func grantRights(w *recipe) {
 	require.NotContains(w.t, eu.replica.Log()+us.replica.Log(), "permission denied")
 }
 
-// operate drains a region and lifts the drain as the user for operators, and tries it as the region's user.
+// operate drains a region and lifts the drain, as the user for operators. As the user of the region, etcd must refuse
+// the drain.
 func (w *recipe) operate(r *recipeRegion) {
 	w.configure("us", &recipeRegion{
 		redis: r.redis, file: "operator.yaml",
@@ -365,7 +369,7 @@ func (w *recipe) operate(r *recipeRegion) {
 	}
 }
 
-// refuses checks that etcd lets a user write none of these keys.
+// refuses checks that etcd doesn't let a user write any of these keys.
 func (w *recipe) refuses(user string, keys ...string) {
 	client := clientOf(w.t, w.etcd, user)
 	for _, key := range keys {
@@ -374,7 +378,7 @@ func (w *recipe) refuses(user string, keys ...string) {
 	}
 }
 
-// administer does what an etcdctl command says, as etcd's administrator. Users get the password that etcdctl asks for.
+// administer carries out an etcdctl command, with the client of an administrator. New users get the same password.
 func administer(t *testing.T, admin *clientv3.Client, words []string) {
 	t.Helper()
 	require.GreaterOrEqual(t, len(words), 4, words)

@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// Pages that say how to work without a release say how to work with one once the switch is turned, and nothing else
-// changes.
+// Before the first release, some pages say how to work without a release. A script changes them to say how to work with
+// one. The script changes nothing else.
 func TestOneSwitchTurnsThePagesOverToARelease(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

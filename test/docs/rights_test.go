@@ -22,7 +22,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// uses lists for each right that docs/pools.md prints what its user does with it. etcd refuses each without the right.
+// uses has, for each right that docs/pools.md prints, the operations for which its user needs the right.
 var uses = map[string][]use{
 	"eu read --prefix=true /refiller/pools/":                {reportTickets, readStatus},
 	"eu write /refiller/pools/cfg":                          {reportTickets},
@@ -41,20 +41,21 @@ var uses = map[string][]use{
 	"operator write --prefix=true /refiller/pools/fence/": {fenceAndLift},
 }
 
-// use does something as a user of etcd. It returns an error if etcd refuses that.
+// use is an operation of a user of etcd. It returns an error if etcd refuses a call.
 type use func(*user) error
 
-// user is a user of etcd with the rights that the page prints. The user of a region has its name.
+// user is a user of etcd with the rights that the page prints. The user of a region has the name of the region.
 type user struct {
 	t       *testing.T
 	name    string
 	admin   *clientv3.Client
 	client  *clientv3.Client
 	redis   *testenv.RedisServer
-	version *int64 // of the latest settings of any user
+	version *int64 // version of the latest settings; all users share it
 }
 
-// TestEachPrintedRightOfPoolsIsNeeded removes one printed right at a time, and then restores it.
+// TestEachPrintedRightOfPoolsIsNeeded removes one printed right at a time, and then restores it. etcd must refuse each
+// operation of the right without it, and none with it.
 func TestEachPrintedRightOfPoolsIsNeeded(t *testing.T) {
 	t.Parallel()
 	etcd, redis := testenv.Etcd(t, 1, testenv.WithPassword(password)), testenv.Redis(t)
@@ -90,7 +91,7 @@ func TestEachPrintedRightOfPoolsIsNeeded(t *testing.T) {
 	}
 }
 
-// right is what a role may do with a key, or with the keys up to an end.
+// right is a right of a role to a key or, if end is set, to the keys from key to end.
 type right struct {
 	role, may, key, end string
 }
@@ -106,7 +107,7 @@ func parseRight(t *testing.T, words []string) right {
 	return r
 }
 
-// lesser returns the rights with one right less: none instead of one, either instead of both.
+// lesser returns the rights that are one less: "read" and "write" for "readwrite", and none for each of these.
 func (r right) lesser() (list []right) {
 	left := []string{""}
 	if r.may == "readwrite" {
@@ -118,7 +119,7 @@ func (r right) lesser() (list []right) {
 	return list
 }
 
-// grant grants a role this right instead of the one that it has on the same keys.
+// grant grants a role this right. It replaces the role's right to the same keys.
 func (r right) grant(t *testing.T, admin *clientv3.Client) {
 	t.Helper()
 	if r.may == "" {
@@ -135,7 +136,7 @@ func (r right) grant(t *testing.T, admin *clientv3.Client) {
 	require.NoError(t, err, r)
 }
 
-// clientOf returns a client with the name of a user.
+// clientOf returns a client that is authenticated as a user.
 func clientOf(t *testing.T, etcd *testenv.EtcdCluster, user string) *clientv3.Client {
 	t.Helper()
 	client, err := clientv3.New(clientv3.Config{
@@ -154,7 +155,7 @@ var poolTiming = pool.Timing{Report: 100 * time.Millisecond, Lease: time.Second}
 // work runs until its context ends.
 type work func(context.Context, hclog.Logger)
 
-// do runs work until done returns. It returns what etcd refuses by then.
+// do runs all works until done returns. If etcd refuses a call by then, do returns that error.
 func (u *user) do(done func(context.Context), all ...work) error {
 	ctx, stop := context.WithCancelCause(u.t.Context())
 	defer stop(nil)
@@ -177,7 +178,7 @@ func (u *user) do(done func(context.Context), all ...work) error {
 	return err
 }
 
-// refusals is a log that calls the function with each line that says that etcd refuses something.
+// refusals is a log output. It calls the function for each line that says that etcd refuses a call.
 type refusals func(error)
 
 var refused = regexp.MustCompile(`permission denied|` + refusedRights.String())
@@ -189,7 +190,7 @@ func (r refusals) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// written returns a function that waits until each of the keys has been written from now on.
+// written returns a function that waits until each of the keys has been written after the call of written.
 func (u *user) written(keys ...string) func(context.Context) {
 	now, err := u.admin.Get(u.t.Context(), poolsPrefix)
 	require.NoError(u.t, err)
@@ -252,7 +253,7 @@ func (u *user) elector(prefix string, lead func(context.Context, election.Term) 
 // reportTickets proposes settings and reports, as each replica does.
 func reportTickets(u *user) error { return u.do(u.written("cfg", "rep/"+u.name), u.agent()) }
 
-// coordinate coordinates the regions, as one replica of all does.
+// coordinate coordinates the regions, as one of all replicas does.
 func coordinate(u *user) error {
 	return u.do(u.written("epoch", "share/"+u.name), u.agent(), func(ctx context.Context, log hclog.Logger) {
 		c, err := pool.NewCoordinator(pool.CoordinatorConfig{
@@ -267,7 +268,7 @@ func coordinate(u *user) error {
 	})
 }
 
-// leadRegion leads the replicas of a region, as one of them does.
+// leadRegion leads the replicas of a region, as one replica of the region does.
 func leadRegion(u *user) error {
 	elected := make(chan struct{})
 	return u.do(
@@ -285,13 +286,13 @@ func leadRegion(u *user) error {
 	)
 }
 
-// readStatus reads what refiller pool status and the status page show.
+// readStatus reads the status that "refiller pool status" and the status page show.
 func readStatus(u *user) error {
 	_, err := pool.ReadStatus(u.t.Context(), u.client, poolsPrefix)
 	return err
 }
 
-// fenceAndLift drains a region and lifts that.
+// fenceAndLift drains a region, and then lifts the drain.
 func fenceAndLift(u *user) error {
 	err := pool.Fence(u.t.Context(), u.client, poolsPrefix, "us", pool.Fencing{Operator: u.name, Drain: true})
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 
 const (
 	commandTimeout = 90 * time.Second       // one command, on a busy machine
-	patience       = 30 * time.Second       // for a server that a command before has started
-	pause          = 100 * time.Millisecond // before a reader types a command again
+	patience       = 30 * time.Second       // how long a command may fail because a server has just been started
+	pause          = 100 * time.Millisecond // pause before a failed command is repeated
 )
 
 // session is the shell in which the commands of a document run.
@@ -32,12 +32,13 @@ type session struct {
 	dir   string
 	ports map[string]string // a port of the document → its substitute
 	stdin io.Writer
-	codes *bufio.Reader // a line with the exit code of each command
-	pipe  *os.File      // of codes
-	ran   int
+	codes *bufio.Reader // has a line with the exit code of each command
+	pipe  *os.File      // the pipe from which codes reads
+	ran   int           // number of commands
 }
 
-// prelude has the go command work from anywhere, and what was started end with the shell.
+// prelude is run first. It makes the go command work in the session's directory, and kills all started programs when
+// the shell exits.
 const prelude = `
 trap 'trap - TERM; kill 0' EXIT
 go() {
@@ -48,8 +49,8 @@ go() {
 
 var address = regexp.MustCompile(`((?:127\.0\.0\.1|localhost):|--port )(\d{4,5})\b`)
 
-// newSession starts the shell of a document. Programs of the project, redis-server and etcd are in its PATH. A server
-// that the document only names, and doesn't start, runs.
+// newSession starts the shell of a document. Its PATH has the programs of the project, and redis-server and etcd. If
+// the document doesn't start a Redis, newSession starts one.
 func newSession(t *testing.T, document string) *session {
 	t.Helper()
 	s := &session{t: t, dir: t.TempDir(), ports: map[string]string{}}
@@ -82,7 +83,7 @@ func newSession(t *testing.T, document string) *session {
 	return s
 }
 
-// addresses are the ports that a document prints.
+// addresses returns the ports in a document.
 func addresses(document string) []string {
 	var ports []string
 	for _, m := range address.FindAllStringSubmatch(document, -1) {
@@ -91,7 +92,8 @@ func addresses(document string) []string {
 	return ports
 }
 
-// defaults are variables for what the programs assume without a flag, unless the document has two of them.
+// defaults returns environment variables that replace the programs' default addresses by those of the session. It
+// leaves out a variable if the document uses two addresses of that kind.
 func (s *session) defaults(document string) []string {
 	env := []string{"REFILLER_SERVE_HTTP=127.0.0.1:" + s.ports["8080"], "REFILLER_SERVE_GRPC=127.0.0.1:" + s.ports["8081"]}
 	if strings.Count(document, "listen: ") < 2 {
@@ -118,7 +120,7 @@ func (s *session) start(env []string) {
 	require.NoError(s.t, write.Close())
 	s.pipe, s.codes = read, bufio.NewReader(read)
 	s.t.Cleanup(func() {
-		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) // and all that it has started
+		_ = syscall.Kill(-shell.Process.Pid, syscall.SIGKILL) // kills the shell and all programs that it has started
 		_ = shell.Wait()
 		_ = read.Close()
 	})
@@ -126,7 +128,8 @@ func (s *session) start(env []string) {
 	require.NoError(s.t, err)
 }
 
-// run runs the commands of a block, and each again for a while if it fails, as a reader does until a server is up.
+// run runs the commands of a block. If a command fails, run repeats it for a while, as a reader would until a server is
+// up.
 func (s *session) run(b block) {
 	s.t.Helper()
 	for _, c := range b.commands() {
@@ -141,7 +144,7 @@ func (s *session) run(b block) {
 			if !again || time.Now().After(deadline) {
 				s.t.Fatalf("line %d: %s: %s\n%s%s", b.Line, strings.TrimSpace(c.Text), wrong, output, s.logs())
 			}
-			time.Sleep(pause) // only this command can show that the wait is over
+			time.Sleep(pause)
 		}
 	}
 }
@@ -160,14 +163,14 @@ func (s *session) command(text string) (output string, code int) {
 	require.NoError(s.t, err)
 	require.NoError(s.t, s.pipe.SetReadDeadline(time.Now().Add(commandTimeout)))
 	line, err := s.codes.ReadString('\n')
-	printed, _ := os.ReadFile(file) // empty if it isn't there
+	printed, _ := os.ReadFile(file) // empty if there is no such file
 	require.NoError(s.t, err, "%s\n%s%s", text, printed, s.logs())
 	code, err = strconv.Atoi(strings.TrimSpace(line))
 	require.NoError(s.t, err)
 	return string(printed), code
 }
 
-// logs are the ends of the files that commands have written.
+// logs returns the ends of the log files that commands have written.
 func (s *session) logs() string {
 	var all strings.Builder
 	files, _ := filepath.Glob(filepath.Join(s.dir, "*.log"))
@@ -181,8 +184,9 @@ func (s *session) logs() string {
 
 var exitCode = regexp.MustCompile(`#.*here exit code (\d+)`)
 
-// judge says what is wrong with an answer: a command of a console prints what is printed there, but for numbers, and
-// any other one ends with exit code 0 or the one that its comment names.
+// judge returns what is wrong with the output and the exit code of a command, or the empty string. In a block of
+// language console, the output must be the one in the block, except for numbers. In other blocks, the exit code must be
+// 0, or the one in the command's comment.
 func judge(b block, c command, output string, code int) string {
 	if b.Language == "console" {
 		if !matches(plain(c.Output), plain(output)) {
@@ -200,7 +204,7 @@ func judge(b block, c command, output string, code int) string {
 	return ""
 }
 
-// matches compares lines. An ellipsis matches any number of lines.
+// matches reports whether the lines are equal. An ellipsis in want matches any number of lines.
 func matches(want, got []string) bool {
 	for i, w := range want {
 		if w == "…" {
@@ -225,8 +229,8 @@ var (
 	process  = regexp.MustCompile(`\b(?:[\w.-]+/)+0\b`)
 )
 
-// plain is text without the programs' logs and what differs from run to run: numbers, units of times, names of
-// processes, spaces.
+// plain returns the lines of a text without the programs' logs. It replaces what differs from run to run: numbers,
+// units of times, names of processes, and spaces.
 func plain(text string) []string {
 	var lines []string
 	for line := range strings.Lines(text) {
@@ -242,7 +246,7 @@ func plain(text string) []string {
 	return lines
 }
 
-// substitute puts the ports of this session in the place of those in the document. Others stay.
+// substitute replaces the ports of the document by the ports of this session. It doesn't change other ports.
 func (s *session) substitute(text string) string {
 	return address.ReplaceAllStringFunc(text, func(found string) string {
 		m := address.FindStringSubmatch(found)
@@ -250,7 +254,7 @@ func (s *session) substitute(text string) string {
 	})
 }
 
-// write makes a file of the session's directory.
+// write writes a file in the session's directory.
 func (s *session) write(name, text string) {
 	s.t.Helper()
 	require.NoError(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(s.substitute(text)), 0o600))

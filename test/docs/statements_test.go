@@ -13,8 +13,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestOneStatementOnALine separates statements: a header declares a variable or nothing, a line holds one statement,
-// and an assignment of more than two values is the result of one call, or a swap.
+// TestOneStatementOnALine checks three rules. The header of an if or a switch doesn't assign to variables, but it may
+// declare some. A line has only one statement. An assignment has at most two values, unless it swaps variables.
 func TestOneStatementOnALine(t *testing.T) {
 	t.Parallel()
 	sources(t, func(path string, text []byte) {
@@ -36,7 +36,7 @@ func TestOneStatementOnALine(t *testing.T) {
 	})
 }
 
-// packed returns the statements of a file that share a line or a header with another one.
+// packed returns the statements of a file that break a rule of TestOneStatementOnALine, with the reasons.
 func packed(files *token.FileSet, file *ast.File) map[token.Pos]string {
 	found := map[token.Pos]string{}
 	header := func(init ast.Stmt) {
@@ -79,7 +79,7 @@ func packed(files *token.FileSet, file *ast.File) map[token.Pos]string {
 	return found
 }
 
-// swaps reports whether every value that is assigned is a variable that is assigned to.
+// swaps reports whether an assignment swaps variables: each value is one of the variables on the left.
 func swaps(a *ast.AssignStmt) bool {
 	name := func(e ast.Expr) string {
 		if id, ok := e.(*ast.Ident); ok {
@@ -97,7 +97,7 @@ var (
 	luaNested     = regexp.MustCompile(`'[^']*'|\([^()]*\)|\{[^{}]*\}`)
 )
 
-// packedLua reports whether a line assigns more than two values, each an expression of its own.
+// packedLua reports whether a line of Lua assigns more than two values. The results of one call count as one value.
 func packedLua(line string) bool {
 	m := luaAssignment.FindStringSubmatch(line)
 	if m == nil {

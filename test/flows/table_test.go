@@ -18,18 +18,19 @@ var all = flag.Bool("rows", false, "run every row of the table")
 
 const usual = "capacity: 1000\nrate: 1000/s\nflows: {}"
 
-// row is a row of the table: flows that take from a bucket, and what they should get.
+// row is a row of the table: groups of flows that take from a bucket, and a check of the tokens that they get.
 type row struct {
 	name   string
-	bucket string // its configuration; empty for usual
+	bucket string // configuration of the bucket; empty: usual
 	groups func(w *world) [][]*asker
-	settle time.Duration           // before it is measured; 0 for longer than the usual half-life of demand
-	then   func(groups [][]*asker) // what changes after that; nil for nothing
-	takes  time.Duration           // how long it is measured; 0 for the usual time
+	settle time.Duration           // time before the measurement; 0: longer than the usual half-life of demand
+	then   func(groups [][]*asker) // called after settle, to change the demand; may be nil
+	takes  time.Duration           // duration of the measurement; 0: the usual time
 	check  func(t *testing.T, sums []sum)
 }
 
-// beside returns a row of one loud flow beside n quiet ones. Each quiet one asks for perSecond by takes of size.
+// beside returns a row with one loud flow and n quiet flows. Each quiet flow asks for perSecond tokens per second, by
+// takes of size tokens.
 func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums []sum)) row {
 	return row{
 		name: fmt.Sprintf("%d that ask %g per s by %d", n, perSecond, size), check: check,
@@ -39,14 +40,15 @@ func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums 
 	}
 }
 
-// under changes the bucket of a row.
+// under returns the row with another bucket.
 func (r row) under(bucket string) row {
 	r.bucket = bucket
 	r.name += ", " + bucket
 	return r
 }
 
-// part returns a check that each of the last group's flows gets at least a part of what it asks, on average.
+// part returns a check that the flows of the last group get, on average, at least a part of the tokens that they ask
+// for.
 func part(least float64) func(t *testing.T, sums []sum) {
 	return func(t *testing.T, sums []sum) {
 		last := sums[len(sums)-1]
@@ -54,8 +56,8 @@ func part(least float64) func(t *testing.T, sums []sum) {
 	}
 }
 
-// each returns a check of how many tokens per second the last group's flows get at least, on average, and the loud one
-// at most.
+// each returns a check of tokens per second: the flows of the last group get at least least on average, and the first
+// group gets at most loudAtMost.
 func each(least, loudAtMost float64) func(t *testing.T, sums []sum) {
 	return func(t *testing.T, sums []sum) {
 		last := sums[len(sums)-1]
@@ -148,7 +150,7 @@ var rows = []row{
 			for _, a := range groups[1] {
 				a.ask(50)
 			}
-			time.Sleep(3 * time.Second) // in which the division has to follow
+			time.Sleep(3 * time.Second) // the time in which the division must adapt
 		},
 		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got, 950.) },
 	},
@@ -163,7 +165,7 @@ var rows = []row{
 	},
 }
 
-// TestTable shows how a bucket of 1,000 tokens per second is divided. It is short unless all rows are asked for.
+// TestTable measures how a bucket of 1,000 tokens per second is divided. Without -rows it runs only the first row.
 func TestTable(t *testing.T) {
 	chosen := rows
 	if !*all {
@@ -192,7 +194,7 @@ func TestTable(t *testing.T) {
 	}
 }
 
-// report prints what each group asked for and got. No take may fail.
+// report prints how many tokens each group asked for and got. It fails the test if a take failed.
 func report(t *testing.T, sums []sum) {
 	t.Helper()
 	total := 0.
@@ -205,9 +207,9 @@ func report(t *testing.T, sums []sum) {
 	t.Logf("all get %.1f/s", total)
 }
 
-// TestRefillersThatDieEachSecond kills the replica that started first, and starts another one, once a second. If they
-// are elected, that is the one that leads, or would next when the lease of the dead one ends. With few deaths it shows
-// that no take fails and that the bound holds.
+// TestRefillersThatDieEachSecond starts a replica and kills the one that started first, once a second. With an
+// election, the killed replica is the leader, or the candidate that would lead when the dead leader's lease ends. No
+// take may fail, and no more than the capacity and the rate may be taken. Without -rows there are only a few deaths.
 func TestRefillersThatDieEachSecond(t *testing.T) {
 	deployments := []deployment{{}}
 	if *all {
@@ -234,7 +236,7 @@ func dieEachSecond(t *testing.T, d deployment) {
 	w.start(loud, quiet)
 	die := func(times int) {
 		for range times {
-			time.Sleep(time.Second) // what is tested is a death each second
+			time.Sleep(time.Second)
 			w.refill()
 			w.kill()
 		}
@@ -255,29 +257,31 @@ func dieEachSecond(t *testing.T, d deployment) {
 	}
 }
 
-// TestWithoutRefillersABucketIsServedInOrder lets a hundred new flows come when no replica lives any more.
+// TestWithoutRefillersABucketIsServedInOrder kills the only replica, and then starts a hundred new flows. When the last
+// plan has ended, takes are served in the order in which they come.
 func TestWithoutRefillersABucketIsServedInOrder(t *testing.T) {
 	w := newWorld(t, usual)
 	w.refill()
 	w.ready()
 	loud := w.loud(1500)
 	w.start(loud)
-	time.Sleep(5 * time.Second) // until it is listed
+	time.Sleep(5 * time.Second) // until the loud flow is listed
 	w.kill()
 	fresh := w.many(100, "new-", 12, 1)
 	w.start(fresh)
 	time.Sleep(4 * time.Second) // until the plan has ended
 	sums := measure(5*time.Second, loud, fresh)
 	report(t, sums)
-	// With a plan the loud flow gets less than one percent of what it asks. Without one its takes come in larger batches
-	// than others', so that a slow machine serves it less than all, but never so much less.
+	// With a plan, the loud flow would get less than one percent of the tokens that it asks for. Without a plan, a slow
+	// machine may serve it less than the others, because its takes come in larger batches. But it gets far more than one
+	// percent.
 	require.Greater(t, sums[0].got/sums[0].asked, sums[1].got/sums[1].asked/3, "the loud flow gets its part")
 	require.Greater(t, sums[0].got+sums[1].got, 900.)
 }
 
-// TestFlowsComeAndGoWithAVersion gives a bucket flows by a new version of the configuration.
+// TestFlowsComeAndGoWithAVersion turns flows on and off with new versions of the configuration.
 func TestFlowsComeAndGoWithAVersion(t *testing.T) {
-	const plain = "capacity: 400\nrate: 400/s" // so little that the loud one uses it up on a busy machine, too
+	const plain = "capacity: 400\nrate: 400/s" // so little that the loud flow uses it up even on a busy machine
 	w := newWorld(t, plain)
 	p := w.refill()
 	w.ready()
@@ -299,8 +303,8 @@ func TestFlowsComeAndGoWithAVersion(t *testing.T) {
 	require.Eventually(t, func() bool { return served() < .9 }, patience, time.Millisecond, "without flows again")
 }
 
-// TestTheBucketsOfTemplatesAndPoolsAreDivided has one loud user and twenty quiet ones take from the bucket of a
-// template, and from that of a pool.
+// TestTheBucketsOfTemplatesAndPoolsAreDivided runs one loud flow and twenty quiet flows on the bucket of a template,
+// and on the bucket of a pool.
 func TestTheBucketsOfTemplatesAndPoolsAreDivided(t *testing.T) {
 	for name, config := range map[string]func(t *testing.T) string{
 		"template": func(*testing.T) string {

@@ -20,12 +20,13 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// patience bounds waiting for what takes moments on a machine that is not busy.
+// patience is how long a test waits for a condition. On a machine that isn't busy it comes within moments.
 const patience = time.Minute
 
 const key = "acme"
 
-// deployment is what a bucket is refilled in, if it isn't a single Redis server with replicas that race.
+// deployment is the kind of servers and replicas of a test. The zero value means a single Redis server, and replicas in
+// race mode.
 type deployment struct{ cluster, elected bool }
 
 func (d deployment) String() string {
@@ -39,25 +40,25 @@ func (d deployment) String() string {
 	return mode + ", " + servers
 }
 
-// world is Redis and the configuration of the replicas that refill its bucket.
+// world has a Redis, and the replicas that refill its bucket.
 type world struct {
 	t        *testing.T
-	url      string // of Redis
-	dial     func() redis.UniversalClient
-	election string // lines of the configuration; empty: the replicas race
-	config   string
+	url      string                       // URL of Redis
+	dial     func() redis.UniversalClient // returns a new client of Redis
+	election string                       // lines of the configuration; empty: race mode
+	config   string                       // path of the replicas' configuration file
 	mu       sync.Mutex
-	replicas []*testenv.Process
+	replicas []*testenv.Process // the replicas that run, by their start
 	started  int
 }
 
-// newWorld starts a server. bucket are the lines of the bucket's configuration after its key.
+// newWorld starts a Redis server. bucket has the lines of the bucket's configuration after its key.
 func newWorld(t *testing.T, bucket string) *world {
 	t.Helper()
 	return newWorldOf(t, deployment{}, bucket)
 }
 
-// newWorldOf starts the servers of a deployment.
+// newWorldOf is like newWorld, but starts the servers of a deployment.
 func newWorldOf(t *testing.T, d deployment, bucket string) *world {
 	t.Helper()
 	w := &world{t: t, config: filepath.Join(t.TempDir(), "config.yaml")}
@@ -84,7 +85,7 @@ func (w *world) configure(version int, bucket string) {
 	w.write(fmt.Sprintf(format, version, key, strings.Join(strings.Split(bucket, "\n"), "\n    ")))
 }
 
-// write writes the replicas' configuration, but for the address of Redis.
+// write writes the replicas' configuration. It adds the address of Redis and the election to the text.
 func (w *world) write(text string) {
 	w.t.Helper()
 	text += fmt.Sprintf("listen: \"127.0.0.1:0\"\nredis: {url: %q}\n", w.url) + w.election
@@ -117,7 +118,7 @@ func (w *world) kill() {
 	first.Kill()
 }
 
-// reload has a replica read its configuration again.
+// reload makes a replica read its configuration again.
 func (w *world) reload(p *testenv.Process) { p.Signal(syscall.SIGHUP) }
 
 // ready waits until the bucket exists.
@@ -127,7 +128,7 @@ func (w *world) ready() {
 	require.Eventually(w.t, func() bool { return rdb.Get(w.t.Context(), key).Err() == nil }, patience, 10*time.Millisecond)
 }
 
-// client returns a client of its own, as a process has.
+// client returns a new client of the SDK, as each process has one.
 func (w *world) client(opts ...fetch.Option) *fetch.Client {
 	w.t.Helper()
 	opts = append(opts, fetch.WithTimeout(time.Second)) // a busy machine is slow
@@ -140,21 +141,21 @@ func (w *world) client(opts ...fetch.Option) *fetch.Client {
 
 // asker is a flow that takes tokens.
 type asker struct {
-	flow   string        // empty: its takes have no name
+	flow   string        // name of the flow; empty: takes without a flow
 	fresh  bool          // each take is for a new flow, whose name begins with flow
 	rate   atomic.Uint64 // tokens per second, in millionths
-	bursts bool          // it asks in one second of five, for five times as much
-	phase  time.Duration // of the bursts
-	n      int64         // of a take
+	bursts bool          // it asks only in one second of five, for five times as many tokens
+	phase  time.Duration // shifts the bursts in time
+	n      int64         // tokens of a take
 	client *fetch.Client
 
 	counts
 }
 
-// counts are what an asker has counted.
+// counts has the counters of an asker.
 type counts struct {
-	asked, got, failed atomic.Int64
-	begun, denied      atomic.Bool // its first take was answered; and was denied
+	asked, got, failed atomic.Int64 // tokens, tokens, and takes
+	begun, denied      atomic.Bool  // its first take was answered; its first take was denied
 }
 
 // newAsker returns a flow that asks for tokens at a rate.
@@ -167,7 +168,7 @@ func newAsker(c *fetch.Client, flow string, perSecond float64, n int64) *asker {
 // ask changes how many tokens per second the flow asks for.
 func (a *asker) ask(perSecond float64) { a.rate.Store(uint64(perSecond * 1e6)) }
 
-// perSecond is how many tokens per second it asks for now.
+// perSecond returns the number of tokens per second that the flow asks for now.
 func (a *asker) perSecond() float64 {
 	perSecond := float64(a.rate.Load()) / 1e6
 	if !a.bursts {
@@ -180,7 +181,7 @@ func (a *asker) perSecond() float64 {
 	return 0
 }
 
-// run takes tokens at random moments until ctx ends, as many goroutines at once as the rate needs.
+// run takes tokens at random moments until ctx ends. It uses as many goroutines as the rate needs.
 func (a *asker) run(ctx context.Context) {
 	const perGoroutine = 200
 	goroutines := 1 + int(a.perSecond()/float64(a.n)/perGoroutine)
@@ -239,15 +240,15 @@ func (a *asker) take(ctx context.Context) {
 	}
 }
 
-// sum is what flows asked for and got, in tokens per second, all together.
+// sum is how much a group of flows asked for and got, all together.
 type sum struct {
-	asked, got float64
+	asked, got float64 // tokens per second
 	failed     int64
 	flows      int
 	denied     int // flows whose first take was denied
 }
 
-// measure counts what askers do in a time.
+// measure returns what groups of askers ask for and get during d.
 func measure(d time.Duration, groups ...[]*asker) []sum {
 	type count struct{ asked, got, failed int64 }
 	before := map[*asker]count{}
@@ -257,7 +258,7 @@ func measure(d time.Duration, groups ...[]*asker) []sum {
 		}
 	}
 	began := time.Now()
-	time.Sleep(d) // what is measured is what happens in this time
+	time.Sleep(d)
 	took := time.Since(began).Seconds()
 	sums := make([]sum, len(groups))
 	for i, group := range groups {
@@ -275,7 +276,8 @@ func measure(d time.Duration, groups ...[]*asker) []sum {
 	return sums
 }
 
-// start has askers take tokens until the test ends, or stop is called, which waits for them.
+// start starts groups of askers, which take tokens until the test ends or stop is called. stop waits until they have
+// ended.
 func (w *world) start(groups ...[]*asker) (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var wg sync.WaitGroup
@@ -292,12 +294,12 @@ func (w *world) start(groups ...[]*asker) (stop func()) {
 	return stop
 }
 
-// loud returns a group of one flow, which has a client of its own and takes single tokens.
+// loud returns a group of one flow. The flow has its own client, and takes single tokens.
 func (w *world) loud(perSecond float64) []*asker {
 	return []*asker{newAsker(w.client(), "loud", perSecond, 1)}
 }
 
-// many returns n flows, whose names begin with prefix, through a few clients.
+// many returns a group of n flows, which share a few clients. Their names begin with prefix.
 func (w *world) many(n int, prefix string, perSecond float64, size int64, clients ...*fetch.Client) []*asker {
 	if len(clients) == 0 {
 		for range min(n, 5) {
