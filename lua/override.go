@@ -77,9 +77,9 @@ type OverrideReply struct {
 }
 
 // SetOverride gives a key of a template a policy of its own, and switches the bucket to it. The fence of the policy is
-// the one that follows the key's last fence. template is the template's policy, and enforce says how the template is
-// enforced. SetOverride may be repeated. If the bucket isn't of a template, nothing changes and the error is
-// ErrNotOfTemplate.
+// the one that follows the key's last fence. template is the template's policy, and enforce is the way in which the
+// template is enforced. SetOverride may be repeated. If the bucket isn't of a template, nothing changes and the error
+// is ErrNotOfTemplate.
 func SetOverride(ctx context.Context, c Client, key string, own, template policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {
 	own.Template = true

@@ -132,7 +132,7 @@ func settle(ctx context.Context, c Client, key, id string, used int64, divided b
 }
 
 // settleFlow makes the call of a settlement. The call has the keys of the plan if the bucket is divided, or if the
-// reply to a call without them says that the reservation is a flow's. It doesn't have them while a Cluster moves the
+// reply to a call without them reports that the reservation is a flow's. It doesn't have them while a Cluster moves the
 // bucket's slot and the plan is on another server.
 func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*Reply, error) {
 	keys := outstandingKeys(key)

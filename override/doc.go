@@ -7,9 +7,9 @@
 // in force until it is unset, whichever versions of the template are published meanwhile. Thousands of keys may have an
 // override; a key without one costs nothing.
 //
-// The call that stores or removes an override also switches the bucket, if it exists. The bucket is settled under the
-// policy in force, and then keeps its tokens as the template's carry-over says. That is no refill. Consumers use the
-// new limit from their next take on. If they remember a denial, they use it within a second.
+// The call that stores or removes an override also switches the bucket, if it exists. The bucket is credited under the
+// policy in force, and then keeps its tokens as the template's carry_over determines. This does not count as a refill.
+// Consumers use the new limit from their next take on. A consumer that remembers a denial uses it within a second.
 //
 // The templates are those that refillers publish. A Store's methods are safe for concurrent use. If two callers set the
 // same key at once, the key has the override of one of them.

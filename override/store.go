@@ -16,12 +16,12 @@ import (
 var (
 	// ErrNoTemplate is returned for a key that no published template matches.
 	ErrNoTemplate = errors.New("override: no published template matches")
-	// ErrOverride is returned for an override that its template can't have; it wraps
-	// the *policy.FieldError that says why.
+	// ErrOverride is returned for an override that its template can't have. It wraps the *policy.FieldError that gives the
+	// reason.
 	ErrOverride = errors.New("override: bad override")
 )
 
-// Limit is what counts for one key.
+// Limit is the limit that is in force for one key.
 type Limit struct {
 	Key      string
 	Template string // the prefix of the template that matches the key
@@ -34,7 +34,7 @@ type Limit struct {
 	Steps      policy.Steps
 	StepTokens int64
 
-	Changed bool // Unset: it had an override
+	Changed bool // of a Set or Unset: the key had an override before
 
 	// Of a Set or Unset, or with Bucket:
 	Exists bool  // there is a bucket that isn't both lazy and full
@@ -44,7 +44,7 @@ type Limit struct {
 // Store reads and changes overrides.
 type Store struct{ rdb redis.UniversalClient }
 
-// New makes a Store of a go-redis client, which stays the caller's to close.
+// New makes a Store that uses a go-redis client. The Store never closes the client.
 func New(rdb redis.UniversalClient) *Store { return &Store{rdb} }
 
 // template returns the published template of a key.
@@ -61,8 +61,8 @@ func (s *Store) template(ctx context.Context, key string) (*policy.CompiledTempl
 
 func noTemplate(key string) error { return fmt.Errorf("%w %q", ErrNoTemplate, key) }
 
-// Set gives a key of a template an override, instead of the one that it has. After an
-// error that isn't one of this package it may be in force: set it again.
+// Set gives a key of a template an override, and replaces the one that it has. After an error that isn't one of this
+// package, the override may be in force or not. Then call Set again.
 func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, error) {
 	t, err := s.template(ctx, key)
 	if err != nil {
@@ -82,8 +82,8 @@ func (s *Store) Set(ctx context.Context, key string, o policy.Override) (Limit, 
 	if err != nil {
 		return Limit{}, fmt.Errorf("%w for a key of the template %q: %w", ErrOverride, t.Prefix, err)
 	}
-	// The list comes first: a key in it without an override is left out when it is read. It comes last as well: an
-	// Unset may have been under way.
+	// The key is added to the list first, because All leaves out a key that has no override. It is added again at the end,
+	// because an Unset that was under way may have removed it.
 	if err := s.enlist(ctx, key); err != nil {
 		return Limit{}, err
 	}
@@ -104,8 +104,7 @@ func (s *Store) enlist(ctx context.Context, key string) error {
 	return nil
 }
 
-// Unset takes a key's override away. It also ends one of a key that no template
-// matches any more.
+// Unset removes a key's override, even if no template matches the key any more.
 func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 	t, err := s.template(ctx, key)
 	if err != nil {
@@ -159,7 +158,7 @@ func (s *Store) changed(ctx context.Context, key string, t *policy.CompiledTempl
 	return l, lua.NewTemplate(t, cluster).Enter(ctx, s.rdb, key, r.Till)
 }
 
-// limitOf returns what counts for a key with a policy of its own, nil for none.
+// limitOf returns the limit of a key. own is the override of the key; nil for none.
 func limitOf(key string, t *policy.CompiledTemplate, own *policy.Terms) Limit {
 	l := Limit{Key: key, Own: own != nil}
 	if t != nil {
@@ -176,7 +175,7 @@ func limitOf(key string, t *policy.CompiledTemplate, own *policy.Terms) Limit {
 	return l
 }
 
-// fallsDue shows how many tokens fall due under the terms.
+// fallsDue sets the fields that describe how many tokens fall due under the terms.
 func (l *Limit) fallsDue(t *policy.Terms) {
 	if t.Kind == policy.Stepped {
 		l.StepTokens = t.Tokens
@@ -201,7 +200,8 @@ func (s *Store) Get(ctx context.Context, key string) (Limit, error) {
 	return s.plain(ctx, limitOf(key, t, own))
 }
 
-// plain checks whether a bucket that is no template's is in force. Takes from a lazy template's bucket don't read it.
+// plain corrects a limit if the key has a bucket that isn't of a template, because that bucket is in force. Takes from
+// a lazy template's bucket don't read such a bucket, so plain ignores it then.
 func (s *Store) plain(ctx context.Context, l Limit) (Limit, error) {
 	if l.Enforce == policy.EnforceLazy {
 		return l, nil
@@ -219,11 +219,11 @@ func (s *Store) plain(ctx context.Context, l Limit) (Limit, error) {
 	return l, nil
 }
 
-// listAtOnce is how many keys of the list are read with one command.
+// listAtOnce is about the number of keys of the list that one command reads.
 const listAtOnce = 500
 
-// All returns the overrides, in no order; it ends with the first error. One that is set meanwhile may be missing. The
-// list is read in parts, so that it delays no other client.
+// All returns the overrides, in no order. It ends with the first error. An override that is set meanwhile may be
+// missing. The list is read in parts, so that it delays no other client.
 func (s *Store) All(ctx context.Context) iter.Seq2[Limit, error] {
 	return func(yield func(Limit, error) bool) {
 		set, _, err := lua.ReadTemplates(ctx, s.rdb, "")

@@ -108,7 +108,7 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 			require.True(t, r.OK, "it is created with its own capacity")
 		}
 
-		// A later version of the template doesn't touch it.
+		// A later version of the template doesn't change the override.
 		later := template
 		later.Policy.Capacity = 30
 		renew(later, other)
@@ -177,7 +177,7 @@ func TestThousandsOfOverridesAreListed(t *testing.T) {
 		for i := range many {
 			key := fmt.Sprintf("user:%d", i)
 			p.SAdd(ctx, lua.OverridesKey, key)
-			if i%10 > 0 { // of the others the override was lost, or is just being set
+			if i%10 > 0 { // the other keys have lost their override, or it is just being set
 				p.Set(ctx, lua.OverrideKey(key), own, 0)
 			}
 		}
@@ -191,7 +191,7 @@ func TestThousandsOfOverridesAreListed(t *testing.T) {
 	}
 }
 
-// between does something once, after the first command of a name.
+// between calls do once, after the first command with the given name.
 type between struct {
 	name string
 	do   func()
@@ -214,7 +214,8 @@ func (b *between) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// One caller sets an override while another one removes it. Whatever the order, the list has what is in force.
+// One caller sets an override while another one removes it. Whatever the order, the list has the override if it is in
+// force.
 func TestAnOverrideInForceIsInTheListWhateverElseHappens(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -248,7 +249,7 @@ func TestAnOverrideInForceIsInTheListWhateverElseHappens(t *testing.T) {
 	}
 }
 
-// A bucket that was configured by itself stays when it leaves the file, and is what is enforced.
+// A configured bucket stays in Redis after it was removed from the file. Then it is in force instead of the template.
 func TestAConfiguredBucketOfTheKeyIsReported(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

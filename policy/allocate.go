@@ -172,7 +172,7 @@ func Level(total int64, all []Bounds) (num, den int64, reached bool) {
 	}
 	slices.SortFunc(turns, compareTurns)
 	for _, t := range turns {
-		// total reached before this turn: still + rising·level = total
+		// total is reached before this turn, at the level for which still + rising·level = total
 		if rising > 0 && compareFractions(total-still, rising, t.at, t.weight) <= 0 {
 			break
 		}

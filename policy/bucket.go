@@ -4,19 +4,19 @@ package policy
 // before the bucket starts a new era.
 const ClockTolerance = 50_000
 
-// Uncounted is the Due of a bucket that may have reservations and leases which its state does not count, because the
-// state was lost and they were not. It is an instant in the past, so that a sweep is due at once. The sweep counts
-// them.
+// Uncounted is the Due of a bucket that may have reservations and leases which its state does not count. This is so if
+// the state was lost and the reservations and leases were not. Uncounted is an instant in the past, so that a sweep is
+// due at once. The sweep counts them.
 const Uncounted = 1
 
-// Status is what a refill did.
+// Status is the result of a refill.
 type Status int64
 
 // Statuses of a refill, in the order of the protocol's rules. Those that write
 // add one to the index.
 const (
 	StatusApplied     Status = iota + 1 // credited what was due; writes
-	StatusSwitched                      // the index was old, but the fence is newer: settled and switched; writes
+	StatusSwitched                      // the index was old, but the fence is newer: credited, then switched; writes
 	StatusStale                         // the caller's (era, index) is old; nothing written
 	StatusEarly                         // less than half an interval since the last refill; nothing written
 	StatusForeign                       // another program moved the index: that time isn't credited again; writes
@@ -25,7 +25,7 @@ const (
 	StatusRolledBack                    // the server lost a write that the caller knows: new era; writes
 	StatusClock                         // the server's clock stepped back: new era; writes
 	StatusMalformed                     // a key holds something else; nothing written
-	StatusConflict                      // terms of the other kind, plain or a pool's, are in force, of no lower version; nothing written
+	StatusConflict                      // the terms in force are a pool's and the call's are plain, or the reverse; nothing written
 )
 
 // Wrote reports whether the call changed the bucket.
@@ -49,7 +49,7 @@ func (s Status) String() string {
 	return names[s]
 }
 
-// Create says whether a refill may create a bucket that is missing.
+// Create determines whether a refill may create a bucket that is missing.
 type Create int64
 
 // When a refill may create a missing bucket.
@@ -59,8 +59,8 @@ const (
 	CreateInitial               // also if the caller doesn't remember the bucket, which is then new
 )
 
-// Version is the caller's knowledge of a bucket from its last reply: an era, which names one unbroken history, and the
-// index within it. The zero Version belongs to a caller without any knowledge.
+// Version has an era, which names one unbroken history of a bucket, and the index within it. A caller remembers the
+// Version of its last reply. The zero Version belongs to a caller that has had no reply.
 type Version struct{ Era, Index int64 }
 
 // Before reports whether v is older than w.
@@ -77,7 +77,7 @@ type Call struct {
 	Next    int64  // stepped: the instant after it, or the next to come
 }
 
-// Outcome is the answer to a refill.
+// Outcome is the reply to a refill.
 type Outcome struct {
 	Status  Status
 	Differs bool    // the terms differ from those in force under the same fence: they were ignored
@@ -88,7 +88,7 @@ type Outcome struct {
 	Tokens  int64
 	Added   int64 // tokens added, and those that paid debt
 	Clamped int64 // tokens due that the full bucket could not hold
-	Elapsed int64 // µs from the refill before to this one; 0 unless this one settled
+	Elapsed int64 // µs from the refill before to this one; 0 unless this one credited that time
 	Fence   Fence // of the terms in force
 	Step    int64 // the last instant credited; 0 unless stepped
 
@@ -106,7 +106,7 @@ type Control struct {
 	Terms Terms
 	Era   int64
 	Index int64 // copy of the index as our last write left it
-	Last  int64 // the last refill, Unix µs; also the highest clock seen
+	Last  int64 // the last refill, Unix µs; also the latest time that the clock has shown
 	Carry int64 // credit below one token, in units of 1/Per token
 	Step  int64 // the last scheduled instant credited
 	Next  int64 // the scheduled instant after it
@@ -116,7 +116,8 @@ type Control struct {
 	Debt        int64 // tokens that refills pay before they add any
 }
 
-// room returns the most tokens that the bucket may hold: its capacity, under strict terms without what is outstanding.
+// room returns the most tokens that the bucket may hold. This is its capacity or, under strict terms, its capacity less
+// the outstanding tokens.
 func (s *Control) room() int64 {
 	if s.Terms.Strict {
 		return max(0, s.Terms.Capacity-s.Outstanding)
@@ -124,8 +125,7 @@ func (s *Control) room() int64 {
 	return s.Terms.Capacity
 }
 
-// Bucket is a bucket's complete state. A nil part is a missing key, so the zero
-// Bucket doesn't exist.
+// Bucket is a bucket's complete state. A nil part is a missing key, so the zero Bucket is a bucket that doesn't exist.
 type Bucket struct {
 	Tokens  *int64
 	Index   *int64

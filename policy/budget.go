@@ -39,15 +39,15 @@ func (t Template) validateSteps(bad func(string, string, ...any) error) error {
 // Fill returns how many steps fill an empty bucket of stepped terms without debt.
 func (t Terms) Fill() int64 { return (t.Capacity-1)/t.Tokens + 1 }
 
-// longAgo is further back than the instants of any schedule that is credited now, in microseconds.
+// longAgo is a time in microseconds. Instants that are further back than that are not credited any more.
 const longAgo = 50 * 366 * 24 * int64(time.Hour/time.Microsecond)
 
 // Instants returns the instants by which a script credits a budget at the time now. They are successive instants of its
 // schedule in ascending order, in Unix microseconds. The last one is the first instant after now. The others depend on
 // since:
 //
-//   - If since is from 1 to now, they are the instants from since on, and the one before since. They are at most
-//     MostFill and one.
+//   - If since is from 1 to now, they are the instants from since on, and the one before since. There are at most
+//     MostFill and one of them.
 //   - Otherwise they are the latest keep instants that have come, and the one before these.
 func Instants(s Steps, since, now, keep int64) []int64 {
 	from, count := now-longAgo, keep+1
@@ -69,9 +69,9 @@ func Instants(s Steps, since, now, keep int64) []int64 {
 	return append(instants, next)
 }
 
-// FullAt returns the instant, in Unix microseconds, at which steps will have filled a budget twice that is empty now.
-// fill is the number of steps that fill it once. The budget expires no earlier. So it has paid its debt, which is at
-// most its capacity, before it is created anew.
+// FullAt returns the instant, in Unix microseconds, at which there will have been enough steps to fill an empty budget
+// twice. fill is the number of steps that fill it once. The budget expires no earlier. So it has paid its debt, which
+// is at most its capacity, before it is created anew.
 func FullAt(s Steps, now, fill int64) int64 {
 	at := after(s, now)
 	if e, ok := s.(Every); ok {
@@ -83,8 +83,8 @@ func FullAt(s Steps, now, fill int64) int64 {
 	return at
 }
 
-// CatchUp credits a bucket of stepped terms all steps of a schedule that have come by now, each of them once. The next
-// take of a budget, or the refills of another bucket, do the same. If the policy in force is older than terms, the
+// CatchUp credits all steps of a schedule that have come by now, each of them once, to a bucket of stepped terms. The
+// next take of a budget, or the refills of another bucket, do the same. If the policy in force is older than terms, the
 // bucket is switched first.
 func (b *Bucket) CatchUp(s Steps, terms *Terms, now int64) {
 	for range 2 * MostFill {

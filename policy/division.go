@@ -13,8 +13,8 @@ const MaxFlowLen = 256
 // ErrInvalidFlow is returned for a name that no flow can have.
 var ErrInvalidFlow = errors.New("policy: invalid flow")
 
-// CheckFlow reports whether name can be that of a flow: at most MaxFlowLen bytes, and no level of it is empty. The
-// empty name is that of takes without one.
+// CheckFlow returns an error if name can't be that of a flow. A name has at most MaxFlowLen bytes, and none of its
+// levels is empty. The empty name is valid: it is for takes without a flow.
 func CheckFlow(name string) error {
 	switch {
 	case len(name) > MaxFlowLen:
@@ -26,12 +26,12 @@ func CheckFlow(name string) error {
 	return nil
 }
 
-// RootTeam is the team of flows whose names have one level. The other teams are the parts of names up to a slash, with
-// the slash. So no team has the name of a flow.
+// RootTeam is the team of flows whose names have one level. The name of every other team is the part of a flow's name
+// up to a slash, and ends with the slash. So no team has the name of a flow.
 const RootTeam = "/"
 
-// TeamsOf returns the teams of a flow, the narrowest last. The first one is RootTeam, and each level of the name but
-// the last one adds a team. A name has at most three levels; further slashes are part of the third one.
+// TeamsOf returns the teams of a flow. The first one is RootTeam, and the narrowest one is last. Each level of the name
+// except the last one adds a team. A name has at most three levels; further slashes are part of the third one.
 func TeamsOf(name string) (teams []string) {
 	teams = append(teams, RootTeam)
 	for at := 0; len(teams) < 3; {
@@ -51,7 +51,8 @@ type FlowRun struct {
 	Run
 }
 
-// Plan is what a refiller writes into a Division.
+// Plan describes how a bucket is divided among its flows until the next plan. A refiller writes it beside the bucket.
+// Its numbers without a comment are explained in lua/shared/division.lua.
 type Plan struct {
 	Version  Version // of the refill that it comes with
 	Whole    bool    // the plan lists all flows; otherwise only those to add to the plan before
@@ -67,7 +68,7 @@ type Plan struct {
 	Dropped  []string // flows that are no longer listed
 }
 
-// PlannedTeam is a team of a plan; see TeamPart.
+// PlannedTeam is a team of a plan. The prices are explained in lua/shared/division.lua.
 type PlannedTeam struct {
 	Name        string
 	Price, Rest float64
@@ -86,6 +87,6 @@ type PlannedFlow struct {
 
 // Use is the demand of a bucket's flows, as a refiller reads it.
 type Use struct {
-	Asked, Denied map[string]int64 // tokens by name: of a flow, or of a team for its flows that aren't distinguished
+	Asked, Denied map[string]int64 // tokens by name: of a flow, or of a team for its flows that are counted together
 	Covered       int64            // µs in which they were counted; 0 if nothing was read
 }

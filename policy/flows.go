@@ -17,13 +17,13 @@ const (
 	MaxFlowWeights  = 100
 )
 
-// Flows is how a bucket is divided among its flows.
+// Flows describes how a bucket is divided among its flows.
 type Flows struct {
 	// Headroom is the percentage of the capacity that the bucket keeps for flows that ask for little.
 	Headroom int64 `json:"headroom"`
 	// Weights are the weights of flows by the beginnings of their names. All other flows have weight 1.
 	Weights map[string]int64 `json:"weights,omitempty"`
-	// Most is the most flows that are distinguished.
+	// Most is the most flows that are counted separately.
 	Most int64 `json:"most"`
 }
 
@@ -33,8 +33,8 @@ func (f *Flows) HeadroomOf(capacity int64) int64 {
 }
 
 // WeightOf returns the weight of a flow or team within a team. It is the one of the longest beginning of the name that
-// has a weight. A beginning that is no longer than the team's name doesn't count: it is the weight of the team among
-// other teams, and says nothing about the flows within the team.
+// has a weight. A beginning that is no longer than the team's name doesn't count, because its weight is that of the
+// team among other teams.
 func (f *Flows) WeightOf(name, team string) int64 {
 	weight := int64(1)
 	longest := 0
@@ -49,7 +49,7 @@ func (f *Flows) WeightOf(name, team string) int64 {
 	return weight
 }
 
-// Equal reports whether both divide a bucket in the same way; nil doesn't divide it.
+// Equal reports whether both divide a bucket in the same way. A nil Flows doesn't divide it.
 func (f *Flows) Equal(g *Flows) bool {
 	if f == nil || g == nil {
 		return f == g

@@ -10,7 +10,8 @@ const (
 	HoldMemory = time.Minute
 )
 
-// Overrun says what happens to tokens that were used beyond a reservation, if the bucket has too few to pay for them.
+// Overrun determines what happens to tokens that were used beyond a reservation, if the bucket has too few to pay for
+// them.
 type Overrun int64
 
 // What happens to tokens that were used and that the bucket can't pay.
@@ -19,7 +20,7 @@ const (
 	OverrunDebt                 // refills pay them before they add any, up to the capacity
 )
 
-// Settlement says what happened to the tokens of a reservation. Tokens that were not used are returned, clamped or
+// Settlement reports what happened to the tokens of a reservation. Tokens that were not used are returned, clamped or
 // void. Tokens that were used beyond the reservation are charged, owed or forgiven.
 type Settlement struct {
 	Returned int64 // returned to the bucket

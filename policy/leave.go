@@ -13,7 +13,7 @@ type Leave struct {
 	Percent int64 // 0 to 100, if Tokens is 0
 }
 
-// ParseLeave reads a Leave as String writes it, and reports whether it is in range.
+// ParseLeave reads a Leave in the form that String writes. It returns an error if the Leave is out of range.
 func ParseLeave(s string) (Leave, error) {
 	digits, percent := strings.CutSuffix(s, "%")
 	n, err := strconv.ParseInt(digits, 10, 64)
@@ -28,7 +28,7 @@ func ParseLeave(s string) (Leave, error) {
 	return l, l.Validate()
 }
 
-// Validate reports whether the Leave is in range.
+// Validate returns an error if the Leave is out of range.
 func (l Leave) Validate() error {
 	switch {
 	case l.Tokens < 0 || l.Tokens > MaxTokens:

@@ -19,7 +19,7 @@ const (
 // DefaultInterval is the refill interval where none is given.
 const DefaultInterval = 100 * time.Millisecond
 
-// ErrPolicy is returned by Validate; a FieldError says which field is wrong.
+// ErrPolicy matches every error of Validate. The error is a *FieldError, which names the field.
 var ErrPolicy = errors.New("policy: bad policy")
 
 // FieldError names a field of a Policy, as it is written in a config file, and
@@ -35,28 +35,26 @@ func (e *FieldError) Error() string { return "policy: " + e.Field + ": " + e.Msg
 // Is makes every FieldError match ErrPolicy.
 func (e *FieldError) Is(target error) bool { return target == ErrPolicy }
 
-// Loss says what a bucket holds after its tokens were lost.
+// Loss determines what a bucket holds after its tokens were lost.
 type Loss int
 
 // What a bucket holds after a loss.
 const (
 	LossEmpty Loss = iota // no tokens: nothing can be spent twice
-	LossFull              // its capacity, if a long denial is worse than tokens that are spent twice
+	LossFull              // its capacity, for uses in which a long denial is worse than tokens that are spent twice
 )
 
-// Rollback says what a bucket holds after its server came back with older
-// state.
+// Rollback determines what a bucket holds after its server came back with older state.
 type Rollback int
 
 // What a bucket holds after a rollback.
 const (
 	RollbackEmpty Rollback = iota // no tokens: nothing can be spent twice
-	RollbackKeep                  // the tokens of the older state, for quotas of a long time
+	RollbackKeep                  // the tokens of the older state, for long-term quotas
 )
 
-// CarryOver says what happens to a bucket's tokens when its capacity, its rate
-// or its schedule changes. Any other change keeps them. No carry-over ever adds
-// a token.
+// CarryOver determines what happens to a bucket's tokens when its capacity, its rate or its schedule changes. Any other
+// change keeps them. No carry-over ever adds a token.
 type CarryOver int
 
 // What happens to the tokens when an amount changes.
@@ -66,7 +64,7 @@ const (
 	CarryReset                         // they are dropped
 )
 
-// Degraded says how consumers answer while the bucket can't be reached.
+// Degraded determines how consumers answer takes while the bucket can't be reached.
 type Degraded int
 
 // How consumers answer while the bucket can't be reached.
@@ -76,8 +74,8 @@ const (
 	DegradedLocal                  // each consumer limits itself, in memory, to a share of the rate
 )
 
-// Policy is how much a bucket holds and when its tokens fall due. Exactly one
-// of Rate (smooth) and Steps (with StepTokens) is set.
+// Policy describes how much a bucket holds and when its tokens fall due. Exactly one of Rate (smooth) and Steps (with
+// StepTokens) is set.
 type Policy struct {
 	Capacity   int64         // most tokens the bucket holds, 1 to MaxTokens
 	Rate       Rate          // smooth refills: tokens per time
@@ -90,9 +88,10 @@ type Policy struct {
 	CarryOver  CarryOver
 	Degraded   Degraded
 	// Strict keeps room in the bucket for the tokens that are outstanding in reservations and leases: refills stop at the
-	// capacity less these. So the bound on takes in a window is the same as without reservations and leases.
+	// capacity less these tokens. So the bound on takes in a window is the same as without reservations and leases.
 	Strict bool
-	// Shadow makes consumers admit and count what the bucket denies. It is for trying a policy before it is enforced.
+	// Shadow makes consumers admit the takes that the bucket denies, and count them. It is for trying a policy before it
+	// is enforced.
 	Shadow bool
 	// Flows divides a smooth bucket among its flows; nil for a bucket that serves takes in the order in which they come.
 	Flows *Flows

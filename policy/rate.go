@@ -93,7 +93,7 @@ func ParseDuration(s string) (time.Duration, error) {
 	return d, nil
 }
 
-// Validate reports whether the rate is in range.
+// Validate returns an error if the rate is out of range.
 func (r Rate) Validate() error {
 	switch {
 	case r.Tokens < 1 || r.Tokens > MaxTokens:
@@ -120,8 +120,8 @@ func (r Rate) String() string {
 	return fmt.Sprintf("%d/%s", r.Tokens, r.Per)
 }
 
-// InUnits returns the same rate per second, minute, hour or day, whichever is the first in which the tokens are whole;
-// the rate itself if none is.
+// InUnits returns the same rate per second, minute, hour or day. It chooses the first of these units for which the
+// number of tokens is whole. If there is none, it returns the rate itself.
 func (r Rate) InUnits() Rate {
 	tokens, per := r.reduced()
 	for _, unit := range []time.Duration{time.Second, time.Minute, time.Hour, 24 * time.Hour} {
@@ -132,7 +132,7 @@ func (r Rate) InUnits() Rate {
 	return r
 }
 
-// Over returns the number of whole tokens that fall due within d, at least 0; it saturates at MaxTokens.
+// Over returns the number of whole tokens that fall due within d, at least 0 and at most MaxTokens.
 func (r Rate) Over(d time.Duration) int64 {
 	if d <= 0 || r.Tokens <= 0 || r.Per <= 0 {
 		return 0
@@ -145,8 +145,7 @@ func (r Rate) Over(d time.Duration) int64 {
 	return int64(min(n, MaxTokens))
 }
 
-// TimeFor returns the time in which n tokens fall due, rounded up to a microsecond; it saturates at the longest
-// Duration.
+// TimeFor returns the time in which n tokens fall due, rounded up to a microsecond, and at most the longest Duration.
 func (r Rate) TimeFor(n int64) time.Duration {
 	if n <= 0 || r.Tokens <= 0 {
 		return 0

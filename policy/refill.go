@@ -79,7 +79,7 @@ func (s *Control) due(c Call, newer bool, now int64) bool {
 	return s.Terms.Kind == Stepped && s.Step < instant && instant <= now
 }
 
-// proceed credits what is due, unless another client has, and returns the tokens then held.
+// proceed credits what is due, unless another client has credited it. It returns the tokens then held.
 func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) int64 {
 	due := s.due(c, newer, now)
 	if out.Status == StatusForeign {
@@ -102,7 +102,7 @@ func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) i
 	return tokens
 }
 
-// rank says how the terms that a call brings compare with those in force.
+// rank is how the terms that a call brings compare with those in force.
 type rank int
 
 const (
@@ -203,7 +203,7 @@ func (s *Control) rollBack(c Call, tokens, now int64) int64 {
 	return tokens
 }
 
-// initialise creates, adopts or declines a bucket without control state.
+// initialise creates or adopts a bucket without control state, if the call may do so.
 func (b *Bucket) initialise(c Call, now int64) Outcome {
 	out := Outcome{Status: StatusUnknown, Now: now}
 	if c.Terms == nil || c.Create == CreateNever {
@@ -241,12 +241,12 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	return out
 }
 
-// presume sets what counts as outstanding while records are uncounted. It is called when a bucket with so many tokens
-// gets new terms. old are the terms before; nil if the bucket begins without state.
+// presume sets Outstanding while records are uncounted. It is called when a bucket that holds tokens gets new terms.
+// old are the terms before; nil if the bucket begins without state.
 //
 // Under strict terms all tokens that the bucket lacks count as outstanding, so that no refill replaces tokens that are
 // held. A bucket whose terms weren't strict may have lost its state without a count of its records. So if its new terms
-// are strict, its records count as uncounted.
+// are strict, presume sets Due to Uncounted.
 func (s *Control) presume(old *Terms, tokens int64) {
 	strict := s.Terms.Strict
 	if strict && (old == nil || !old.Strict) && s.Due == 0 {
@@ -318,8 +318,8 @@ func (s *Control) settle(out *Outcome, tokens int64, stepDue bool, now int64) in
 	return after
 }
 
-// change puts newer terms in force and returns the tokens carried over: all of them if the amounts are the same. The
-// call names next, the instant to come.
+// change puts newer terms in force and returns the tokens that are carried over. If the amounts are the same, these are
+// all tokens. next is the next instant of the schedule, as the call gives it.
 func (s *Control) change(t Terms, tokens, now, next int64) int64 {
 	old := s.Terms
 	s.Terms = t

@@ -1,6 +1,7 @@
 package policy
 
-// Run is a sequence of Count takes of N tokens each. Both numbers are at least 1. Each take must leave what Leave says.
+// Run is a sequence of Count takes of N tokens each. Both numbers are at least 1. Each take must leave as many tokens
+// as Leave demands.
 type Run struct {
 	N, Count int64
 	Leave    Leave
@@ -11,6 +12,6 @@ type Run struct {
 
 // RunTaking is the result of a run.
 type RunTaking struct {
-	Taken int64 // how many of its takes were taken: the first ones
-	Wait  int64 // as in Taking, after the last run; 0 if all were taken
+	Taken int64 // how many of its takes were made: the first ones
+	Wait  int64 // as in Taking, after the last run; 0 if all were made
 }

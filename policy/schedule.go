@@ -21,8 +21,8 @@ type Steps interface {
 	String() string
 }
 
-// Every is a stepwise schedule: its instants are the whole multiples of the
-// duration since the Unix epoch, so that all replicas name the same ones.
+// Every is a stepwise schedule: its instants are the whole multiples of the duration since the Unix epoch, so that all
+// replicas compute the same ones.
 type Every time.Duration
 
 // Next implements Steps.
@@ -49,8 +49,8 @@ type Calendar struct {
 // of week) or a descriptor such as @daily. A nil zone means UTC.
 //
 // The hour field decides what happens when the clock changes. If it names hours, the instants in a skipped hour become
-// one, the first instant after the gap, and those in a repeated hour come the first time only. If it is *, skipped
-// instants don't come, and repeated ones come twice.
+// one instant, the first one after the gap. Instants in a repeated hour come only the first time. If the field is *,
+// skipped instants don't come, and repeated ones come twice.
 func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	if zone == nil {
 		zone = time.UTC
@@ -78,8 +78,8 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 	return c, nil
 }
 
-// patience is the number of years after which Next gives up. That happens only if the data of a zone leave out the same
-// day every year. No zone does.
+// patience is the number of years after which Next gives up. That would happen only if the clock of a zone skipped the
+// same day every year, and no zone does that.
 const patience = 20
 
 // Next implements Steps.
@@ -152,7 +152,7 @@ const catchUp = 1000
 // a long time without calls.
 //
 // If stored is later than the next three instants after now, it was set while the server's clock was ahead. Then due is
-// 0 and next is the first instant after now. The refill script detects the wrong clock by it.
+// 0 and next is the first instant after now. From this next the refill script detects that the clock was ahead.
 func Due(s Steps, stored, now, keep int64) (due, next int64) {
 	if stored > now {
 		if first := after(s, now); first != 0 && stored > after(s, after(s, first)) {

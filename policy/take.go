@@ -2,7 +2,7 @@ package policy
 
 import "math"
 
-// Taking is the answer to a take.
+// Taking is the result of a take.
 type Taking struct {
 	OK     bool
 	Known  bool  // false: no such bucket
@@ -52,8 +52,8 @@ func (b *Bucket) least(l Leave) int64 {
 }
 
 // Return gives n tokens back and returns how many of them the full bucket could not hold. The bucket holds at most its
-// capacity, or, under strict terms, its capacity less what is outstanding. A bucket that lost its tokens has no room
-// for any: a refill creates it again, as OnLoss says.
+// capacity or, under strict terms, its capacity less the outstanding tokens. A bucket that lost its tokens has no room
+// for any: a refill creates it again, with the tokens that OnLoss determines.
 func (b *Bucket) Return(n int64) (clamped int64, known bool) {
 	if b.Control == nil {
 		return 0, false

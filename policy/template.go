@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Enforce says how the buckets of a template get their tokens.
+// Enforce determines how the buckets of a template get their tokens.
 type Enforce int
 
 // Ways to enforce a template.
@@ -44,7 +44,7 @@ type Template struct {
 	MaxKeys int64
 }
 
-// WhyNoLoss says why a template has no on_loss.
+// WhyNoLoss is the message for a template that has on_loss.
 const WhyNoLoss = "a template's bucket comes back full after a loss, since its next take creates it: leave on_loss out"
 
 // Limits of templates.
@@ -67,7 +67,7 @@ type TemplateError struct {
 // Error implements error.
 func (e *TemplateError) Error() string { return fmt.Sprintf("policy: template %d: %v", e.At, e.Err) }
 
-// Unwrap gives the cause.
+// Unwrap returns the cause.
 func (e *TemplateError) Unwrap() error { return e.Err }
 
 // Validate reports the first field that is out of range, as a *FieldError.
@@ -146,7 +146,8 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 }
 
 // Override is the part of the policy that is different for one key of a template. A field that is zero has the
-// template's value. If each step of the template's schedule fills its buckets, it also fills the bucket of the key.
+// template's value. If each step of the template's schedule fills the template's buckets, each step also fills the
+// bucket of the key.
 type Override struct {
 	Capacity int64
 	Rate     Rate
@@ -184,7 +185,8 @@ type Templates struct {
 }
 
 // NewTemplates makes a set. plain are the names of buckets that have policies of their own. Those that no template
-// matches are ignored. A problem with one template is a *TemplateError; a FieldError within it names the field.
+// matches are ignored. If one template is bad, the error is a *TemplateError. If one of its fields is bad, a
+// *FieldError in it names the field.
 func NewTemplates(version int64, list []Template, plain []string) (*Templates, error) {
 	if version < 0 || version >= OwnEpoch {
 		return nil, fmt.Errorf("%w: version %d is not from 0 to %d", ErrTemplates, version, int64(OwnEpoch-1))
@@ -206,8 +208,8 @@ func NewTemplates(version int64, list []Template, plain []string) (*Templates, e
 		}
 		s.list = append(s.list, r)
 	}
-	// If two templates match one key, all keys that one of them matches are matched by the other one, too. The first one
-	// is more specific: it has more literal bytes, or as many and more stars.
+	// If two templates match the same key, one of them matches every key that the other one matches. The more specific one
+	// of the two comes first. It has more literal bytes, or the same number of them and more stars.
 	slices.SortFunc(s.list, func(a, b *CompiledTemplate) int {
 		stars := func(r *CompiledTemplate) int { return strings.Count(r.Prefix, "*") }
 		return cmp.Or(cmp.Compare(len(b.Prefix)-stars(b), len(a.Prefix)-stars(a)), cmp.Compare(stars(b), stars(a)),
@@ -233,8 +235,7 @@ func ambiguity(a, b string) string {
 		"which one counts would be a guess", a, b)
 }
 
-// crossing reports whether some keys match both prefixes, and neither prefix is
-// within the other. Equal ones cross.
+// crossing reports whether some keys match both prefixes, and neither prefix is within the other. Equal prefixes cross.
 func crossing(a, b []string) bool {
 	aWider, bWider := false, false // a matches keys that b doesn't, and so on
 	for i := range min(len(a), len(b)) {
@@ -247,9 +248,9 @@ func crossing(a, b []string) bool {
 	return aWider == bWider
 }
 
-// compare compares two segments at the same place: whether some keys match both,
-// and which of them matches keys that the other doesn't. What follows the last
-// segment of a prefix may be anything.
+// compare compares two segments at the same place. meet reports whether some keys match both segments. xWider reports
+// whether x matches keys that y doesn't match, and yWider reports the reverse. The last segment of a prefix may be
+// followed by any text.
 func compare(x string, xLast bool, y string, yLast bool) (meet, xWider, yWider bool) {
 	switch {
 	case xLast && !yLast:

@@ -13,9 +13,9 @@ import (
 // ErrTerms is returned for terms that can't be read.
 var ErrTerms = errors.New("policy: bad terms")
 
-// Fence orders the terms of one bucket: terms with a later fence replace terms with an earlier one, never the reverse.
-// The fence of a plain bucket is (version of the configuration, 0). The fence of a pool's bucket is (epoch, seq). Two
-// fences of different kinds are not compared.
+// Fence orders the terms of one bucket: terms with a later fence replace terms with an earlier fence, never the
+// reverse. The fence of a plain bucket is (version of the configuration, 0). The fence of a pool's bucket is (epoch,
+// seq). Two fences of different kinds are not compared.
 type Fence struct{ Epoch, Seq int64 }
 
 // Before reports whether f is older than g.
@@ -30,7 +30,7 @@ const OwnEpoch = 1 << 52
 // Own reports whether the fence is that of an override. The fence of a pool never is, because its epochs are lower.
 func (f Fence) Own() bool { return f.Epoch >= OwnEpoch }
 
-// Kind is how credit falls due.
+// Kind is the way in which credit falls due.
 type Kind int64
 
 // Kinds of schedules.
@@ -48,7 +48,7 @@ type Terms struct {
 	Tokens     int64 // smooth: tokens per Per; stepped: tokens of a step
 	Per        int64 // smooth: microseconds; stepped: a name of the schedule
 	Interval   int64 // refill interval, microseconds
-	MaxElapsed int64 // longest stretch that one refill credits, microseconds; follows from the others
+	MaxElapsed int64 // longest stretch that one refill credits, microseconds; computed from the others
 	Initial    int64
 	OnLoss     Loss
 	OnRollback Rollback
