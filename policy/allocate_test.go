@@ -11,7 +11,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// eu, us and ap have weights 2, 1 and 1 and floors 200, 100 and 100.
+// three returns claimants eu, us and ap with the given demands. Their weights are 2, 1 and 1, and their floors 200, 100
+// and 100.
 func three(eu, us, ap int64) []Claimant {
 	return []Claimant{
 		{Name: "eu", Weight: 2, Floor: 200, Demand: eu},
@@ -35,35 +36,37 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		in    []Claimant
 		want  []int64
 	}{
-		// No demand: floors 400, the rest 600 by 2:1:1.
+		// No demand: the floors add up to 400, and the rest, 600, is divided 2:1:1.
 		{"idle", 1000, three(0, 0, 0), []int64{500, 250, 250}},
-		// Wants 500+150+100 = 750, spare 250 by 2:1:1 = 125, 62.5, 62.5: the odd unit goes to the first by name.
+		// Demands and floors add up to 500+150+100 = 750. The rest, 250, is divided 2:1:1 into 125, 62.5 and 62.5. The odd
+		// unit goes to the first claimant by name.
 		{"demands fit", 1000, three(500, 150, 50), []int64{625, 212, 163}},
 		{"demands fit exactly", 1000, three(600, 200, 200), []int64{600, 200, 200}},
-		// All ask for more: by weight.
+		// All ask for more than they get, so the total is divided by weight.
 		{"everyone short", 1000, three(2000, 2000, 2000), []int64{500, 250, 250}},
-		// ap wants 100, the other 900 are levelled 2:1.
+		// ap gets its floor, 100. The other 900 are levelled 2:1.
 		{"one modest", 1000, three(2000, 2000, 10), []int64{600, 300, 100}},
-		// us keeps its 150; eu and ap share 850 as 2:1: 566.67 and 283.33. Level 283.33: eu's next unit (567) comes at
-		// 283.5, ap's (284) at 284.
+		// us gets its demand, 150. eu and ap share 850 as 2:1, which gives 566.67 and 283.33 at the level 283.33. eu's next
+		// unit (567) comes at the level 283.5, and ap's (284) at 284.
 		{"rounding", 1000, three(2000, 150, 2000), []int64{567, 150, 283}},
-		// Levelling 300 by 2:1:1 would give 150, 75, 75: floors prevail and leave nothing.
+		// The floors add up to the total, so the demands have no effect.
 		{"floors take all", 400, three(2000, 2000, 2000), []int64{200, 100, 100}},
-		// One below the floors: 399 levelled below 200, 100, 100. Level 99.75: eu 199, us and ap 99; the two left go at
-		// levels 100 (eu's 200, ap's 100, us' 100): ap, then eu, by name.
+		// The total is one below the sum of the floors. The level is 99.75: eu gets 199, us and ap get 99. The next units of
+		// all three come at the level 100. So the two units that are left go to ap and eu, the first two by name.
 		{"floors don't fit", 399, three(0, 0, 0), []int64{200, 99, 100}},
-		// eu stops at 450; the spare of 1000 − 450 − 100 − 100 = 350 goes to us and ap.
+		// eu stops at its ceiling, 450. The rest, 1000 − 450 − 100 − 100 = 350, goes to us and ap.
 		{"ceiling", 1000, ceiling(three(900, 0, 0), "eu", 450), []int64{450, 275, 275}},
-		// All have ceilings: 700 of 1000 are given.
+		// All have ceilings, so that only 700 of 1000 are divided.
 		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200),
 			[]int64{300, 200, 200}},
 		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
 		{"no claimants", 1000, nil, []int64{}},
 		{"nothing", 0, three(5, 5, 5), []int64{0, 0, 0}},
-		// 10 over three equals: 4, 3, 3 by name.
+		// Three equal claimants share 10. The first one by name gets 4.
 		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99},
 			{Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},
-		// Weight 1000 against 1: level 10/1001 gives 9.99 and 0.0099; the tenth unit comes at 0.010, the other's first at 1.
+		// The weights are 1000 and 1. The level 10/1001 gives 9.99 and 0.0099. The tenth unit of b comes at the level 0.010,
+		// and the first unit of a at 1.
 		{"very different weights", 10, []Claimant{{Name: "a", Weight: 1, Demand: 99}, {Name: "b", Weight: 1000, Demand: 99}},
 			[]int64{0, 10}},
 		{"large numbers", 1 << 50, []Claimant{{Name: "a", Weight: MaxWeight, Demand: 1 << 50},
@@ -73,7 +76,8 @@ func TestAllocateKnownAnswers(t *testing.T) {
 	}
 }
 
-// drawClaimants makes a case with floors that fit. Numbers are small at times, so that many are equal.
+// drawClaimants draws claimants and a total into which their floors fit. Some draws have small numbers, so that many
+// are equal.
 func drawClaimants(t *rapid.T) (int64, []Claimant) {
 	most := rapid.SampledFrom([]int64{12, 1000, 1_000_000, 1 << 50}).Draw(t, "size")
 	total := rapid.Int64Range(1, most).Draw(t, "total")
@@ -94,7 +98,7 @@ func drawClaimants(t *rapid.T) (int64, []Claimant) {
 	return total, list
 }
 
-// checkAllocation is what holds for every allocation whose floors fit.
+// checkAllocation checks what holds for every allocation whose floors fit.
 func checkAllocation(t require.TestingT, total int64, list []Claimant, shares []int64) {
 	var sum, most int64
 	for i, c := range list {
@@ -129,7 +133,8 @@ func TestAllocateIsFair(t *testing.T) {
 				if shares[j] <= other.Floor {
 					continue
 				}
-				// c lacks a unit: the other's last one came at no higher level than c's next.
+				// c got less than its demand. So the last unit of the other claimant came at no higher level than c's next unit
+				// would.
 				require.LessOrEqual(t, compareFractions(shares[j], other.Weight, shares[i]+1, c.Weight), 0,
 					"%v has too little beside %v: %v", c, other, shares)
 			}
@@ -186,7 +191,7 @@ func TestAllocateDoesNotDependOnTheScale(t *testing.T) {
 			larger[i].Ceiling *= k
 		}
 		require.Equal(t, before, Allocate(total, heavier), "only the ratio of weights counts")
-		// The unit of the rates counts only as far as shares are whole numbers of it.
+		// The unit of the rates makes a difference only because shares are whole numbers of it.
 		for i, s := range Allocate(k*total, larger) {
 			require.InDelta(t, k*before[i], s, float64(k*int64(len(list))), "%+v", list)
 		}

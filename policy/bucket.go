@@ -25,7 +25,7 @@ const (
 	StatusRolledBack                    // the server lost a write that the caller knows: new era; writes
 	StatusClock                         // the server's clock stepped back: new era; writes
 	StatusMalformed                     // a key holds something else; nothing written
-	StatusConflict                      // the terms in force are a pool's and the call's are plain, or the reverse; nothing written
+	StatusConflict                      // a pool's terms for a plain bucket, or the reverse; nothing written
 )
 
 // Wrote reports whether the call changed the bucket.

@@ -60,7 +60,7 @@ func ExampleParseCalendar() {
 	// policy: bad schedule "0 0 31 2 *": no such day comes
 }
 
-// A refiller was stopped for some hours. The bucket holds two steps, so the older ones are passed over.
+// A refiller was stopped for some hours. The bucket holds the tokens of two steps, so Due passes over older steps.
 func ExampleDue() {
 	stored := time.Date(2026, 1, 1, 3, 0, 0, 0, time.UTC)
 	now := time.Date(2026, 1, 1, 9, 30, 0, 0, time.UTC)
@@ -69,8 +69,7 @@ func ExampleDue() {
 	// Output: 08:00 then 09:00
 }
 
-// A bucket lives through one refill, in memory and at a time of the caller's
-// choice.
+// A bucket in memory is created, refilled and taken from, at times that the caller chooses.
 func ExampleBucket() {
 	terms := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(500), Initial: new(int64)}.Terms(policy.Fence{Epoch: 1})
 	now := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()

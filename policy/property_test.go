@@ -36,7 +36,7 @@ func policies() *rapid.Generator[policy.Policy] {
 	})
 }
 
-// fresh returns a bucket under the terms with that many tokens, refilled now.
+// fresh returns a bucket under the terms that holds tokens and was just refilled.
 func fresh(terms policy.Terms, tokens int64) policy.Bucket {
 	b := buckettest.Bucket(tokens, now, 0)
 	b.Control.Terms = terms
@@ -51,8 +51,8 @@ func dueIn(terms policy.Terms, us int64) *big.Rat {
 
 func whole(r *big.Rat) int64 { return new(big.Int).Quo(r.Num(), r.Denom()).Int64() }
 
-// Credit (I5), the index (I4) and the capacity hold for any number of refillers
-// at any spacing up to the credit cap, with takers beside them.
+// The rules of credit (I5), of the index (I4) and of the capacity hold for any number of refillers, with takes between
+// their refills. The time between two refills is anything up to the longest stretch that one refill credits.
 func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -99,8 +99,8 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 	})
 }
 
-// A storm of switches adds no more than the rates that were in force, whatever
-// the carry-over; at one instant it adds nothing.
+// Many switches of the policy add no more tokens than the rates that were in force, with any carry-over. At one instant
+// they add nothing.
 func TestAStormOfSwitchesMintsNothing(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -176,8 +176,8 @@ func TestTakesAndReturnsConserveTokens(t *testing.T) {
 	})
 }
 
-// Refilled each interval, the bucket holds the tokens when Wait says so, and
-// not an interval earlier.
+// If the bucket is refilled each interval, it holds the tokens after the time that Wait returns, and not an interval
+// earlier.
 func TestWaitIsTheTimeOfTheRefillThatBringsTheTokens(t *testing.T) {
 	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
@@ -189,7 +189,7 @@ func TestWaitIsTheTimeOfTheRefillThatBringsTheTokens(t *testing.T) {
 			terms.GrantEnd = now + rapid.Int64Range(0, 20*terms.Interval).Draw(t, "end")
 			b.Control.Terms = terms
 		}
-		// As many as the next refills bring.
+		// n is a number of tokens that one of the next refills brings.
 		n := *b.Tokens + 1 + whole(dueIn(terms, rapid.Int64Range(0, 50*terms.Interval).Draw(t, "ahead")))
 		if n > terms.Capacity {
 			require.EqualValues(t, -1, b.Wait(n, now))

@@ -102,8 +102,8 @@ func TestCalendarFollowsItsZone(t *testing.T) {
 	}
 }
 
-// TestCalendarAgreesWithEveryMinute sets Next beside the rule itself: going over the zone's clock minute by minute, and
-// where it is put forward over the minutes that it leaves out, too.
+// TestCalendarAgreesWithEveryMinute compares Next with a simple form of its rule. That form goes over the zone's clock
+// minute by minute. Where the clock is put forward, it also goes over the minutes that the clock skips.
 func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 	t.Parallel()
 	hours := map[string]func(h int) bool{
@@ -131,7 +131,7 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 					for at := steps.Next(from); at.Before(to); at = steps.Next(at) {
 						got = append(got, at.UTC())
 					}
-					seen := map[time.Time]bool{} // by the clock on the wall
+					seen := map[time.Time]bool{} // by local time
 					for at := from.Truncate(time.Minute).Add(time.Minute); at.Before(to); at = at.Add(time.Minute) {
 						wall := wallClock(at)
 						comes := wall.Minute()%20 == 0 && in(wall.Hour()) && (hour == "*" || !seen[wall])
@@ -151,7 +151,8 @@ func TestCalendarAgreesWithEveryMinute(t *testing.T) {
 	}
 }
 
-// No zone has such a rule, but the data of zones come from anywhere: the clock leaves the 29th of March out each year.
+// The clock of this zone skips the 29th of March each year. No real zone has such a rule, but the zone data of a
+// computer may be wrong.
 func TestACalendarThatAZoneLeavesOutNeverComes(t *testing.T) {
 	t.Parallel()
 	gap := testenv.ZoneRule(t, "AAA0BBB-48,J88/0,J300")
@@ -161,7 +162,7 @@ func TestACalendarThatAZoneLeavesOutNeverComes(t *testing.T) {
 	require.Equal(t, instant(t, "2028-03-29T00:00:00Z"), fixed.Next(instant(t, "2028-01-01T00:00:00Z")).UTC())
 }
 
-// wallClock returns what a clock on the wall shows, as if in UTC.
+// wallClock returns the local time of t as if it were a time in UTC.
 func wallClock(t time.Time) time.Time {
 	_, offset := t.Zone()
 	return t.UTC().Add(time.Duration(offset) * time.Second)
@@ -200,7 +201,7 @@ func TestParseCalendarRefuses(t *testing.T) {
 	}
 }
 
-// walk does what Due describes in the obvious way: it walks over every instant.
+// walk does the work of Due in a simple way: it goes over every instant.
 func walk(s policy.Steps, stored, now, keep int64) (due, next int64) {
 	var window []int64
 	at := s.Next(time.UnixMicro(stored))
@@ -264,7 +265,7 @@ func TestDueEdges(t *testing.T) {
 	require.Zero(t, next)
 }
 
-// counted counts the instants asked for.
+// counted counts the calls of Next.
 type counted struct {
 	policy.Steps
 	n int
@@ -293,8 +294,7 @@ func TestDueAfterAYearAwayTakesFewSteps(t *testing.T) {
 	require.Equal(t, now/60e6*60e6-999*60e6, due, "a calendar keeps the latest thousand")
 }
 
-// A walk through missed steps credits each of the latest keep once and ends at
-// the present.
+// Repeated calls of Due after missed steps credit each of the latest keep steps once, and end at the present.
 func TestDueCatchesUpStepByStep(t *testing.T) {
 	t.Parallel()
 	for _, s := range []policy.Steps{policy.Every(time.Hour), calendar(t, "@hourly", nil)} {

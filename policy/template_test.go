@@ -73,7 +73,8 @@ func TestTheMostSpecificTemplateCounts(t *testing.T) {
 	require.Equal(t, policy.Fence{Epoch: 7}, set.Of("user:1").Terms.Fence)
 }
 
-// A lazy bucket is credited for the time since its last take, so it needs no room for the tokens of two refills.
+// A lazy bucket is credited for the time since its last take, so its capacity may be below the tokens of two refill
+// intervals.
 func TestALazyTemplateHasNoRefillInterval(t *testing.T) {
 	t.Parallel()
 	for name, burst := range map[string]policy.Template{
@@ -94,7 +95,7 @@ func TestALazyTemplateHasNoRefillInterval(t *testing.T) {
 	}
 }
 
-// match reports what a prefix matches in a slow and obvious way: it tries every length for every star.
+// match reports whether a prefix matches a key. It is slow and simple: it tries every length for every star.
 func match(prefix, key string) bool {
 	head, tail, starred := strings.Cut(prefix, "*")
 	if !strings.HasPrefix(key, head) {
@@ -113,7 +114,7 @@ func match(prefix, key string) bool {
 	return false
 }
 
-// Templates are refused if and only if a key would have two that count.
+// Templates are refused if a key exists for which it is ambiguous which one applies, and only then.
 func TestAmbiguousTemplatesAreRefused(t *testing.T) {
 	t.Parallel()
 	var keys []string

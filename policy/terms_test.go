@@ -151,7 +151,7 @@ func FuzzDecodeTerms(f *testing.F) {
 		require.NoError(t, err)
 		require.Equal(t, terms, again)
 
-		// Whatever is read can be computed with.
+		// All terms that can be read can be used in computations.
 		tokens, index := int64(0), int64(1)
 		b := policy.Bucket{Tokens: &tokens, Index: &index,
 			Control: &policy.Control{Terms: terms, Era: 1, Index: 1, Last: now - 1}}

@@ -22,8 +22,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// manyKeys is how many buckets replicas are killed over; CONTRIBUTING.md asks for 10000
-// where the refill loop has changed.
+// manyKeys is the number of buckets in the tests that kill replicas. CONTRIBUTING.md asks for 10000 after a change of
+// the refill loop.
 var manyKeys = flag.Int("keys", 150, "buckets over which replicas are killed at random")
 
 // refills collects the refills that replicas observed.
@@ -127,7 +127,7 @@ func TestRandomKillsOverManyBucketsMintAndLoseNothing(t *testing.T) {
 
 type dialer = func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// process is what a process has to do with the network: its connections, which end with it.
+// process has the connections of a simulated process, which end with it.
 type process struct {
 	mu    sync.Mutex
 	conns []net.Conn
@@ -148,7 +148,7 @@ func (p *process) dial(ctx context.Context, network, addr string) (net.Conn, err
 	return conn, nil
 }
 
-// die ends the connections: what is under way goes unanswered, and nothing more is sent.
+// die ends the connections. Commands that are under way get no reply, and no more commands are sent.
 func (p *process) die() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -158,9 +158,9 @@ func (p *process) die() {
 	}
 }
 
-// One half of the buckets is never full while replicas are killed: not a unit of their
-// credit may be missing. The other half is full every now and then, so they leave the
-// active set and enter it all the while.
+// killOverMany kills replicas at random while they refill many buckets. One half of the buckets is never full
+// meanwhile, so not a unit of their credit may be missing. The buckets of the other half are full now and then, so they
+// often leave the active set and enter it again.
 func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	const (
 		large   = 1_000_000
@@ -296,7 +296,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 			answered++
 			answeredTime += r.elapsed
 			credited += el
-			// I5 of one refill; the carry of the one before adds less than a token.
+			// I5 of one refill. The carry of the refill before it adds less than a token.
 			require.Less(t, (r.added+r.clamped)*terms.Per, el*terms.Tokens+terms.Per, "I5: %s", b.key)
 			if r.clamped == 0 {
 				require.Greater(t, (r.added+1)*terms.Per, el*terms.Tokens, "I5: %s", b.key)
@@ -305,10 +305,9 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		if terms.Capacity == small {
 			continue
 		}
-		// I5 of the bucket: what was added, in units of 1/Per of a token, is the credit of all the time from the
-		// first take to the last refill, to the unit, but for the part of a refill's stretch beyond the longest that
-		// one credits. The time that the answered refills leave open belongs to refills of replicas that were killed
-		// before the reply came.
+		// I5 of the bucket: the tokens that were added, in units of 1/Per of a token, are exactly the credit of the time from
+		// the first take to the last refill. Only time beyond the longest stretch that one refill credits is missing. The
+		// time between answered refills belongs to refills of replicas that were killed before the reply came.
 		units := (reply.Tokens+b.taken-large)*terms.Per + reply.Carry
 		if b.created == 0 {
 			require.LessOrEqual(t, units, terms.Tokens*b.readAt.Sub(b.since).Microseconds(), "I5: %s", b.key)
@@ -332,8 +331,8 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	t.Logf("of %d buckets that were never full, %d have the exact credit, %d of which had every refill answered, and %d the credit of what was answered at least; the longest time between two refills was %s, the interval is %s",
 		len(buckets)/2, exact, whole, least, worst.Round(time.Millisecond), interval)
 
-	// No bucket starves: left alone, all become full and leave the active set. Where a bucket leaves it in two steps,
-	// a kill between them may have lost its entry, which comes back when a client asks for the policy.
+	// No bucket starves: without takes, all become full and leave the active set. On a Cluster a bucket leaves it in two
+	// steps, and a kill between these may have lost its entry. The entry comes back when a client asks for the policy.
 	if c.crossSlot {
 		each(func(b *bucket) error {
 			_, err := c.take(ctx, b.of, b.key, 1, true)
@@ -355,7 +354,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 	for _, b := range buckets {
 		require.Equal(t, b.of.Terms.Capacity, b.holds.Tokens, "%s", b.key)
 	}
-	// No replica refills full buckets. A replica whose shard was taken over sees that in its next round.
+	// No replica refills full buckets. A replica whose shard was taken over detects that in its next round.
 	require.Eventually(t, func() bool {
 		before := seen.made()
 		time.Sleep(2 * interval)

@@ -24,7 +24,7 @@ func users(t testing.TB, version int64, rate policy.Rate) *policy.Templates {
 	return set
 }
 
-// userKeys are n names that the template matches.
+// userKeys returns n names that the template matches.
 func userKeys(n int) []string {
 	keys := make([]string, n)
 	for i := range keys {
@@ -173,8 +173,7 @@ func TestALaterConfigurationTakesTheActiveSetFromAnOlderOne(t *testing.T) {
 	})
 }
 
-// A key that holds something else must not keep templates from being refilled: two who refill cost work and nothing
-// else.
+// If the key of the claim holds something else, all replicas refill the templates. That costs only work.
 func TestAnUnreadableClaimKeepsNoReplicaFromRefilling(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
@@ -189,7 +188,8 @@ func TestAnUnreadableClaimKeepsNoReplicaFromRefilling(t *testing.T) {
 	})
 }
 
-// Only a bucket's own first failure is news, not that it leaves the set after it, nor that the server fails it then.
+// Only the first failure of a bucket itself is logged. If the bucket then leaves the set, or the server fails, nothing
+// more is logged about it.
 func TestAFailureOfATemplatesBucketIsLoggedOnce(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
@@ -258,8 +258,8 @@ func TestShardsOfManyTemplatesAreAllRefilled(t *testing.T) {
 	})
 }
 
-// The claim stays with a replica that can't refill every bucket each interval: if it went from one to another, each
-// would have to read the indexes first.
+// A replica that can't refill every bucket in each interval keeps the claim. If the claim moved from replica to
+// replica, each of them would first have to read the indexes.
 func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set, keys := users(t, 1, policy.Rate{Tokens: 1, Per: time.Minute}), userKeys(6000)
@@ -270,7 +270,7 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 		var replicas []*replica
 		for _, name := range []string{"a", "b", "c"} {
 			rep := r.startWith(name, false, 1, set)
-			// each way: 330 batches are a second's work, two at a time, and 600 are due
+			// latency each way: two at a time, 330 batches can be made in a second, and 600 are due
 			rep.set(func() { rep.latency = 3 * time.Millisecond })
 			replicas = append(replicas, rep)
 		}
@@ -299,8 +299,8 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	})
 }
 
-// A call takes longer than a refill interval. The replica that takes the active set over needs several. Two seconds is
-// the longest stretch that one refill credits.
+// A call takes longer than a refill interval, and the replica that takes over the active set needs several calls. The
+// longest stretch that one refill credits is two seconds.
 func TestReplicasFarAwayRefillTheActiveSet(t *testing.T) {
 	for _, oneWay := range []time.Duration{30 * time.Millisecond, 75 * time.Millisecond, 150 * time.Millisecond} {
 		t.Run(oneWay.String(), func(t *testing.T) {
@@ -444,7 +444,7 @@ func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 	})
 }
 
-// A term begins when etcd says so: before, while or after the workers begin. The race detector is the witness.
+// A term may begin before, while or after the workers begin. The race detector would report an error.
 func TestATermMayBeginWhileTheReplicaDoes(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := users(t, 1, policy.PerSecond(1))
@@ -503,7 +503,7 @@ func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
 				resign = replicas[next].lead()
 				time.Sleep(4 * time.Second)
 				resigned = max(resigned, worstGap(r.server, keys))
-			} else { // its process has ended; its lease has not
+			} else { // its process has ended, but its lease has not
 				replicas[leader].stop()
 				time.Sleep(4 * time.Second)
 				died = max(died, worstGap(r.server, keys))
@@ -569,8 +569,8 @@ func TestAnUnavailableServerIsPausedAndThenCaughtUp(t *testing.T) {
 	})
 }
 
-// A bucket that a reload takes out of a template, by naming it, is refilled under its own policy from then on. Two
-// policies under one version would fight for it, and the one that came first would stay.
+// A reload may configure a bucket that a template matches. From then on the bucket is refilled under its own policy
+// only. If both policies were sent under one version, the first one would stay in force.
 func TestABucketThatIsConfiguredLeavesItsTemplate(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		keys := userKeys(20)

@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A first call opens a connection, reads the slots and loads the script. That takes several round trips more than
-// later calls.
+// A first call opens a connection, reads the slots and loads the script. So it needs several more round trips than a
+// later call.
 func TestServersFarAwayAreReachedAtTheStartAndAfterAnOutage(t *testing.T) {
 	t.Parallel()
 	const trip = 190 * time.Millisecond

@@ -12,7 +12,7 @@ import (
 )
 
 // observed returns a division that has observed a loud and a quiet flow for a minute, and the instant at which that
-// ends.
+// minute ends.
 func observed() (d *division, at int64) {
 	const second = int64(time.Second / time.Microsecond)
 	d = newDivision(policy.Policy{
@@ -58,7 +58,7 @@ func TestAReplicaForgetsWhatOthersHaveReadSince(t *testing.T) {
 	require.False(t, d.next.Kept, "a clock that was set back")
 }
 
-// A replica with an older file may win refills. It leaves the plan to those whose policy is in force.
+// A replica with an older file may win refills. It leaves the plan to the replicas whose policy is in force.
 func TestOnlyReplicasWhosePolicyIsInForcePlan(t *testing.T) {
 	t.Parallel()
 	d, _ := observed()

@@ -16,7 +16,7 @@ func TestAStandbyMintsNothingWhileTheLeaderThatRemembersIsSlow(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.start("a", true, 0, checkout(1000))
 		b := r.start("b", true, 0, checkout(1000))
-		resign := a.lead() // from the start: b finds the bucket missing once, and never refills it
+		resign := a.lead() // a leads from the start: b finds the bucket missing once, and never refills it
 		time.Sleep(time.Second)
 		r.server.take("checkout", 1000)
 
@@ -44,7 +44,7 @@ func TestALateStarterMintsNothingWhileTheOthersWaitAfterAnOutage(t *testing.T) {
 		r.server.take("checkout", 1000)
 		r.server.set(func() { r.server.away = true })
 		time.Sleep(3 * time.Second) // a waits up to a second between two tries
-		for range 20 {              // whatever a's phase
+		for range 20 {              // at any phase of a
 			b := r.start("b", false, 0, checkout(1000))
 			time.Sleep(30 * time.Millisecond)
 			r.server.lose()

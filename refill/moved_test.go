@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// thousand is the policy of these tests' buckets: the longest stretch that one refill credits is 20 of their tokens.
+// thousand is the policy of the buckets in these tests. The longest stretch that one refill credits is worth 20 tokens.
 var thousand = policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: interval}
 
 // prefixed returns a set of templates of that policy.
@@ -29,7 +29,7 @@ func prefixed(t *testing.T, version int64, plain []string, prefixes ...string) *
 	return set
 }
 
-// onRedisAndCluster runs a test on both.
+// onRedisAndCluster runs a test on a single Redis and on a Cluster.
 func onRedisAndCluster(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 	t.Run("Redis", func(t *testing.T) {
 		t.Parallel()
@@ -41,7 +41,7 @@ func onRedisAndCluster(t *testing.T, test func(t *testing.T, rdb redis.Universal
 	})
 }
 
-// A drained bucket is refilled all the while, though its template changes and no take follows.
+// A drained bucket is refilled without a pause, even if its template changes and no take follows.
 func TestADrainedBucketIsRefilledByTheTemplateThatMatchesItNow(t *testing.T) {
 	t.Parallel()
 	const key = "user:vip:1"
@@ -121,8 +121,8 @@ func (c *consumer) enter(t *testing.T, template *policy.CompiledTemplate, key st
 	return lua.NewTemplate(template, c.crossSlot).Enter(t.Context(), c.rdb, key, till)
 }
 
-// A bucket that leaves the file while it is drained is refilled by the template that matches its name, before its next
-// take. The same holds for a pool's bucket: the version of the file decides.
+// A drained bucket that is removed from the file is refilled under the template that matches its name, even before its
+// next take. The same holds for a pool's bucket, because the version of the file decides.
 func TestADrainedBucketThatLeavesTheFileIsRefilledByTheTemplate(t *testing.T) {
 	t.Parallel()
 	const key = "user:1"
@@ -164,7 +164,8 @@ func TestADrainedBucketThatLeavesTheFileIsRefilledByTheTemplate(t *testing.T) {
 	}
 }
 
-// A set that names can't be moved to holds up no bucket of the set that they are in, and gets them once it is sound.
+// If names can't be moved to another set, they stay in their set and delay none of its buckets. They are moved when the
+// fault of the other set has ended.
 func TestASetThatCanNotTakeNamesHoldsUpNoOther(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

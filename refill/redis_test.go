@@ -63,7 +63,7 @@ func (w *watch) forget() {
 	w.events = map[string][]Event{}
 }
 
-// appliedTo reports whether every bucket had a refill that wrote.
+// appliedTo returns a condition: every bucket has had a refill that wrote.
 func appliedTo(buckets []Bucket) func(map[string][]Event) bool {
 	return func(events map[string][]Event) bool {
 		for _, b := range buckets {
@@ -217,8 +217,8 @@ func TestSentinelFailoverRefillsGoOnAgainstTheNewMaster(t *testing.T) {
 	stop()
 }
 
-// Hardly a refill of thousands is so late that credit is lost. A machine that is busy with something else gets more
-// than one chance.
+// Almost none of thousands of refills is so late that credit is lost. The machine may be busy with something else, so
+// it gets more than one chance.
 func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	buckets := manyBuckets(3000)
@@ -283,7 +283,7 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	}()
 	w.until(t, "all buckets are refilled", appliedTo(buckets))
 
-	// batches are the failed ones: how many buckets, and when.
+	// batch is a failed batch: its size, and its times.
 	type batch struct {
 		size          int
 		sent, replied time.Time
@@ -317,10 +317,10 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 	sent, connections := calls()-before, proxy.Connections()
 
 	w.mu.Lock()
-	failed := batches(w.events) // may have become more since
+	failed := batches(w.events) // there may be more by now
 	w.mu.Unlock()
 	for i, b := range failed {
-		// two were on the way when the server fell silent
+		// two batches were under way when the server stopped answering
 		require.LessOrEqual(t, b.size, 400>>max(0, i-1), "batch %d", i)
 		if i > 1 {
 			require.False(t, b.sent.Before(failed[i-1].replied), "one batch at a time")
@@ -345,8 +345,9 @@ func scriptCalls(t *testing.T, rdb *redis.Client) int64 {
 	return n
 }
 
-// A plain client asks before the first refill, and again after everything was lost: both times it leaves an empty key
-// behind. The bucket begins with initial all the same, and comes back as on_loss says.
+// A plain client tries to take before the first refill, and again after everything was lost. Both times it leaves an
+// empty key behind. Nevertheless the bucket begins with its initial tokens, and comes back with the tokens that on_loss
+// determines.
 func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	ctx := t.Context()
@@ -372,7 +373,7 @@ func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 	}
 	w.until(t, "the bucket to begin with initial", created(1000))
 	w.forget()
-	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // before a refill comes between
+	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // so that no refill comes between
 		p.FlushAll(ctx)
 		p.Decr(ctx, b.Key)
 		p.Incr(ctx, b.Key)

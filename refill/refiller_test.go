@@ -260,7 +260,7 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 		right := bucket("differs", 700).Policy.Terms(policy.Fence{Epoch: 1})
 		r.server.set(func() {
 			r.server.bad["bad"] = nil
-			r.server.buckets["differs"].Control.Terms = right // as if deleted, and made by a replica with that file
+			r.server.buckets["differs"].Control.Terms = right // as if created anew by a replica with that file
 		})
 		time.Sleep(2 * maxBucketBackoff)
 		require.NoError(t, lastOf("bad").Err)
@@ -289,7 +289,7 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 	})
 }
 
-// If the leader stops, a bucket in doubt is refilled as soon as the others.
+// If the leader stops, a doubtful bucket is refilled as soon as the others.
 func TestABucketInDoubtIsTakenOverAsSoonAsOthers(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		slower := checkout(1000)
@@ -321,7 +321,7 @@ func TestStandbysTakeOverTwoIntervalsAfterTheLeaderDies(t *testing.T) {
 		for range 30 {
 			r.server.set(func() { r.server.applied = map[string][]applied{} })
 			time.Sleep(time.Second + time.Duration(r.rng.IntN(100))*time.Millisecond)
-			// The leader's process ends; its lease does not.
+			// The leader's process ends, but its lease does not.
 			replicas[leader].stop()
 			resign()
 			time.Sleep(5 * time.Second)
@@ -508,7 +508,7 @@ func TestSteppedBucketGetsItsTokensAtTheInstant(t *testing.T) {
 		require.Zero(t, r.server.take("quota", 5000))
 		time.Sleep(3 * time.Second)
 		require.EqualValues(t, 1000, r.server.take("quota", 5000))
-		// Neither replica runs during two instants: the tokens due then are credited when one is back.
+		// No replica runs at two instants. Their tokens are credited when a replica is back.
 		a.stop()
 		b.stop()
 		time.Sleep(2 * time.Hour)

@@ -18,8 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// allowed has an access list let everybody touch the keys of the buckets, and those of the refillers' own, and no
-// others.
+// allowed sets an access list that permits the keys of the buckets and the refillers' own keys, and no others.
 func allowed(t *testing.T, rdb *redis.Client, keys ...string) {
 	t.Helper()
 	rules := []any{"acl", "setuser", "default", "resetkeys", "~refiller:*", "~{refiller:*"}
@@ -30,7 +29,7 @@ func allowed(t *testing.T, rdb *redis.Client, keys ...string) {
 }
 
 // refilledInTime reports whether the median of the last 30 gaps between refills of each bucket is less than 5/4 of the
-// interval. A test that waits for it bears with a machine that is busy for a moment.
+// interval. A test that waits for this passes even if the machine is busy for a moment.
 func refilledInTime(events map[string][]Event, keys []string, interval time.Duration) bool {
 	for _, key := range keys {
 		var gaps []time.Duration
@@ -170,8 +169,8 @@ func TestAnUnreadableSetIsLoggedOnce(t *testing.T) {
 	}
 }
 
-// A server that is out of memory still answers reads, such as those of the active sets and of the pulse. That does not
-// end the outage: it is logged once, and Stats reports it until refills go on.
+// A server that is out of memory still answers reads, such as those of the active sets and of the pulse. Such a read
+// does not end the outage. The outage is logged once, and Stats reports it until refills go on.
 func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 	t.Parallel()
 	set, err := policy.NewTemplates(1, []policy.Template{{
@@ -210,8 +209,8 @@ func TestAnAnsweredReadIsNotTheEndOfAnOutageOfWrites(t *testing.T) {
 	}
 }
 
-// A server that takes no writes answers the call that asks whether a bucket exists. That answer is not the end of the
-// outage: the bucket can't be created.
+// A server that refuses writes still answers a call that only finds that a bucket is missing. That reply does not end
+// the outage, because the bucket can't be created.
 func TestAServerThatNeverTookAWriteIsNotBackBeforeItDoes(t *testing.T) {
 	t.Parallel()
 	for name, settings := range map[string]struct{ refuse, allow []any }{

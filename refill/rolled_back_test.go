@@ -10,8 +10,9 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// After a roll-back to an older file, with every later replica gone, the later policies stay in force. A bucket that a
-// later version was reported for is not created again after a loss, until the version is raised; other buckets are.
+// After a roll-back to an older file, no replica has the later file any more, but the later policies stay in force. If
+// the server reported a later version for a bucket and then lost it, the bucket is not created again until the version
+// is raised. Other buckets are created again.
 func TestAfterARollBackToAnOlderFileTheVersionHasToBeRaised(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

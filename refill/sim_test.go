@@ -25,7 +25,7 @@ import (
 
 var errAway = errors.New("server is unavailable")
 
-// server is a simulated Redis: the model's buckets on the bubble's clock.
+// server is a simulated Redis. Its buckets are those of the model, and its clock is that of the synctest bubble.
 type server struct {
 	mu      sync.Mutex
 	buckets map[string]*oracle.Bucket
@@ -36,7 +36,7 @@ type server struct {
 	added   map[string]int64
 	clamped map[string]int64
 	active  map[lua.Shard]map[string]bool
-	losing  bool // entries of the active sets: takes enter none, until it heals
+	losing  bool // takes put no names into the active sets
 	polls   int  // commands on active sets
 }
 
@@ -84,7 +84,7 @@ func (s *server) takeTemplate(t *policy.CompiledTemplate, key string, n int64) p
 	defer s.mu.Unlock()
 	b := s.bucket(key)
 	if b.Control != nil && *b.Tokens >= n && *b.Tokens < t.Terms.Capacity {
-		return b.Take(n, s.now()) // the script, too, reads only the tokens
+		return b.Take(n, s.now()) // as in the script, which then reads only the tokens
 	}
 	shard := lua.Shard{Prefix: t.Prefix, Number: lua.ActiveShard(key)}
 	taking, active := oracle.TakeTemplate(&b.Bucket, t.Terms, n, s.now(), s.active[shard][key])
@@ -116,7 +116,7 @@ func (s *server) set(change func()) {
 	change()
 }
 
-// users returns the refills that wrote of all buckets but the replicas' own.
+// users returns the refills that wrote. Those of the replicas' own buckets are left out.
 func (s *server) users() map[string][]applied {
 	users := maps.Clone(s.applied)
 	maps.DeleteFunc(users, func(key string, _ []applied) bool { return strings.HasPrefix(key, "refiller:") })
@@ -183,7 +183,7 @@ func (l *link) refillActive(ctx context.Context, s lua.Shard, calls []lua.Refill
 	return l.refillIn(ctx, &s, calls)
 }
 
-// refillIn refills buckets, of a shard or by name.
+// refillIn refills buckets. If shard is not nil, they are those of a shard.
 func (l *link) refillIn(ctx context.Context, shard *lua.Shard, calls []lua.RefillCall) []lua.RefillResult {
 	results := make([]lua.RefillResult, len(calls))
 	fail := func(err error) []lua.RefillResult {
@@ -272,7 +272,7 @@ func (l *link) counts(ctx context.Context, shards []lua.Shard) []lua.CountResult
 	return results
 }
 
-// names are in order: the cursor is how many were read.
+// names returns names in order. The cursor is the number of names that were read before.
 func (l *link) names(ctx context.Context, s lua.Shard, cursor uint64, most int) (names []string, next uint64,
 	err error) {
 	return names, next, l.onShard(ctx, func() {

@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A later file has one template where the leader's older one has two. The leader leaves the buckets of the wider one in
-// the active set, where replicas with the later file find them.
+// A later file has one template in place of two in the leader's older file. The leader leaves the buckets of the wider
+// template in the active set, where replicas with the later file find them.
 func TestALeaderWithAnOlderFileRemovesNoBucketsOfALaterTemplate(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		set := func(version int64, prefixes ...string) *policy.Templates {

@@ -24,7 +24,8 @@ func TestReservationsOnAClusterEndWithNoConsumerAlive(t *testing.T) {
 	testReservationsEnd(t, testenv.Cluster(t).Client())
 }
 
-// A bucket whose reservations end beside it doesn't make it news again.
+// A bucket's reservations can't be ended, and those of another bucket in the same round trip can. The failure is logged
+// only once.
 func TestReservationsThatCannotBeEndedAreLoggedOnce(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	set, err := policy.NewTemplates(1, []policy.Template{{
@@ -74,7 +75,7 @@ func TestReservationsThatCannotBeEndedAreLoggedOnce(t *testing.T) {
 	require.Equal(t, 1, strings.Count(log.String(), "reservations can't be ended"), log.String())
 }
 
-// testReservationsEnd has reservations of buckets in several slots end.
+// testReservationsEnd checks that reservations of buckets in several slots end.
 func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 	p := policy.Policy{Capacity: 300, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
 	require.NoError(t, p.Validate())
@@ -88,7 +89,7 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 		require.NoError(t, err)
 		require.True(t, alive.OK)
 	}
-	const ended = sweptOfBucket + 50 // more than one sweep's
+	const ended = sweptOfBucket + 50 // more than one sweep ends
 	for i := range ended * len(buckets) {
 		_, err := lua.Reserve(t.Context(), rdb, buckets[i%len(buckets)].Key, lua.ReserveCall{ID: fmt.Sprint("crashed-",
 			i), N: 1, TTL: time.Second})
@@ -107,8 +108,8 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 	}
 }
 
-// A bucket loses its state while 30 of its 100 tokens are reserved. The first refill makes the state again, and the
-// sweep that follows it counts them. Refills of a strict bucket never take their place.
+// A bucket loses its state while 30 of its 100 tokens are reserved. The first refill creates the state again, and the
+// sweep after it counts the reserved tokens. Refills of a strict bucket never replace these tokens.
 func TestABucketThatLosesItsStateIsCountedByTheSweep(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	for key, most := range map[string]int64{"strict": 70, "loose": 100} {

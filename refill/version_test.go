@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The rule of these tests: the policies of the latest version that a living replica has are in force within a second,
-// whichever replica leads, and whatever the server loses.
+// latestWithin is the bound that these tests check. The policies of the latest version that a living replica has are in
+// force within that time. It doesn't matter which replica leads, or what the server loses.
 const latestWithin = time.Second
 
 // inForce returns the version of the configuration whose policy is in force, -1 if the bucket has none.
@@ -86,7 +86,7 @@ func TestALeaderThatRestartsWithAnOlderFileGivesWayAfterALoss(t *testing.T) {
 			resign()
 			leader.stop()
 			r.server.lose()
-			leader = r.start("old", true, 1, checkout(1000)) // it has no state of the bucket, and neither has Redis
+			leader = r.start("old", true, 1, checkout(1000)) // neither this replica nor Redis has a state of the bucket
 			resign = leader.lead()
 			time.Sleep(2*interval + latestWithin)
 			require.EqualValues(t, 2, r.server.inForce("checkout"))
@@ -120,8 +120,8 @@ func TestAFailoverThatForgetsALaterPolicyForgetsItForASecond(t *testing.T) {
 	})
 }
 
-// A replica that raced with a later file remembers for the buckets' sake that its own is older, though they are missing
-// for a while.
+// A replica with an older file raced with a replica with a later file. It remembers that its own file is older, even
+// while the buckets are missing.
 func TestAMissingBucketDoesNotMakeAnOlderFileCurrent(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		old, later := r.start("old", false, 1, checkout(1000)), r.start("later", false, 2, checkout(100))

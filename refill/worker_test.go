@@ -37,7 +37,8 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 	})
 }
 
-// A leader with an old file can't credit the instants of a later one's schedule. So the standbys that can must race.
+// A leader with an old file can't credit the instants of a later file's schedule. So its pulse stops, and the standbys
+// with the later file race.
 func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		stepped := func(every time.Duration) Bucket {
@@ -65,8 +66,8 @@ func TestALeaderWithAnOldFileStopsItsPulse(t *testing.T) {
 	})
 }
 
-// An old file knows the schedule of an old policy only. Its instants are none of the policy in force, and a replica
-// that knows no schedule must not win.
+// An old file has only the schedule of an old policy, or none. The instants of that schedule must not be credited, and
+// a replica that doesn't know the schedule in force must not win a refill.
 func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 	stepped := func(every time.Duration) Bucket {
 		return Bucket{Key: "quota", Policy: policy.Policy{Capacity: 1000, Steps: policy.Every(every), StepTokens: 100,
@@ -81,7 +82,7 @@ func TestAnOldFileCreditsNoInstantsOfItsOwn(t *testing.T) {
 				later := stepped(10 * time.Second)
 				c := r.start("c", false, 2, later)
 				time.Sleep(time.Second)
-				c.stop() // one of the others may win the index
+				c.stop() // one of the other replicas may win the next refill
 				time.Sleep(time.Second)
 				replicas = append(replicas, r.start("c", false, 2, later))
 				time.Sleep(time.Second)
@@ -135,7 +136,7 @@ func TestRemovedBucketsAreForgotten(t *testing.T) {
 	})
 }
 
-// While the server works on a call the next one is made, and no third.
+// While the server works on a call, the next call is made, but not a third one.
 func TestTwoCallsAreUnderWayWhereAReplicaIsBehind(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var buckets []Bucket

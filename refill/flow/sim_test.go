@@ -29,9 +29,9 @@ type sim struct {
 	about    flow.Bucket
 	*replica          // that refills
 	other    *replica // which races with it
-	turns    float64  // the part of the refills before which the other one comes
+	turns    float64  // the part of the refills that the other replica wins
 	killEach int64    // µs; 0 for never
-	killed   bool     // the refiller was
+	killed   bool     // the refiller was killed
 	patience int64    // µs that a successor waits longer
 	dead     bool     // there is no refiller any more
 
@@ -46,15 +46,15 @@ type sim struct {
 	memories map[string]*memory
 }
 
-// replica is what a replica of the refiller knows of the bucket's flows.
+// replica is the state that a replica of the refiller has of the bucket's flows.
 type replica struct {
 	planner *flow.Planner
 	next    policy.Plan // computed from what was asked for in the last period
 	base    policy.Version
-	whole   bool // the plan after next is to be whole
+	whole   bool // the plan after next lists all flows
 }
 
-// memory is what a process remembers of a denied flow.
+// memory is what a process remembers about a denial of a flow: takes of n tokens or more are not made until an instant.
 type memory struct{ until, n int64 }
 
 type event struct {
@@ -91,7 +91,7 @@ type options struct {
 
 func second(n int64) policy.Rate { return policy.Rate{Tokens: n, Per: time.Second} }
 
-// seedOf returns the seed of a test, printed, and REFILLER_SEED's if that is set.
+// seedOf returns the seed of a test and prints it. If REFILLER_SEED is set, it returns that.
 func seedOf(t *testing.T) uint64 {
 	seed := rand.Uint64()
 	if s := os.Getenv("REFILLER_SEED"); s != "" {
@@ -149,7 +149,7 @@ func newSim(t *testing.T, o options) *sim {
 	return s
 }
 
-// successor returns a replica that has seen nothing.
+// successor returns a replica that has observed nothing.
 func (s *sim) successor() *replica {
 	r := &replica{planner: flow.New(s.flows), whole: true}
 	r.next = r.planner.Plan(true, s.about)
@@ -191,7 +191,7 @@ func (s *sim) plan(version policy.Version) {
 	if ok {
 		s.division = d
 		s.base = version
-	} else { // the other one wrote the last plan
+	} else { // the other replica wrote the last plan
 		s.whole = true
 		s.planner.Missed(s.now, s.about)
 	}
@@ -204,7 +204,7 @@ func (s *sim) plan(version policy.Version) {
 
 func (s *sim) interval() int64 { return s.bucket.Control.Terms.Interval }
 
-// tick is when the refiller refills, unless it was killed. Then its successor does, which has waited for longer.
+// tick refills the bucket, unless the refiller was killed. Then its successor refills the bucket after a longer wait.
 func (s *sim) tick() {
 	if !s.killed {
 		s.refill()
@@ -221,7 +221,8 @@ func (s *sim) kill() {
 	s.at(s.now+s.killEach, s.kill)
 }
 
-// take takes n tokens for a flow, or up to n, and returns how many it got and the wait if it was denied.
+// take takes n tokens for a flow; if upTo is set, up to n tokens. It returns how many the flow got, and the wait if the
+// take was denied.
 func (s *sim) take(name string, n int64, upTo bool) (got, wait int64) {
 	run := policy.Run{N: n, Count: 1}
 	if upTo {
@@ -248,7 +249,7 @@ type rate func(at int64) float64
 
 func steady(perSecond float64) rate { return func(int64) float64 { return perSecond } }
 
-// bursts returns a rate that is asked for in the first part of each period, so that it is perSecond on average.
+// bursts returns a rate that is above 0 only in the first part of each period, and is perSecond on average.
 func bursts(perSecond float64, on, period time.Duration, phase int64) rate {
 	return func(at int64) float64 {
 		if (at+phase)%period.Microseconds() < on.Microseconds() {
@@ -260,7 +261,7 @@ func bursts(perSecond float64, on, period time.Duration, phase int64) rate {
 
 // arrivals makes takes of n tokens at random instants.
 func (s *sim) arrivals(of rate, n int64, do func()) {
-	const check = 100_000 // µs, while nothing is asked for
+	const check = 100_000 // µs between two checks while the rate is 0
 	var next func()
 	next = func() {
 		r := of(s.now) / float64(n)
@@ -283,7 +284,7 @@ func (s *sim) arrivals(of rate, n int64, do func()) {
 	s.at(s.now+s.rng.Int64N(check), next)
 }
 
-// asks lets a flow ask for tokens at random instants; it forgets denials.
+// asks lets a flow ask for tokens at random instants. The flow doesn't remember denials.
 func (s *sim) asks(name string, of rate, n int64) {
 	s.arrivals(of, n, func() { s.take(name, n, false) })
 }
@@ -304,7 +305,7 @@ func (s *sim) remembers(name string, of rate, n int64) {
 	})
 }
 
-// loops lets a flow ask again as soon as it got tokens, and after the wait that a denial names.
+// loops lets a flow ask again as soon as it got tokens. After a denial the flow waits as long as the reply demands.
 func (s *sim) loops(name string, n int64, think time.Duration) {
 	var next func()
 	next = func() {
@@ -317,7 +318,7 @@ func (s *sim) loops(name string, n int64, think time.Duration) {
 	s.at(s.now+s.rng.Int64N(100_000), next)
 }
 
-// rateOf returns what flows got per second, on average over those whose names begin so.
+// rateOf returns how many tokens per second the flows with a prefix got on average.
 func (s *sim) rateOf(prefix string) float64 {
 	sum, n := int64(0), 0
 	for name := range s.asked {
@@ -334,10 +335,10 @@ func (s *sim) rateOf(prefix string) float64 {
 
 func (s *sim) measured() float64 { return float64(s.now-s.from) / 1e6 }
 
-// total returns what all flows got per second.
+// total returns how many tokens per second all flows together got.
 func (s *sim) total() float64 { return float64(s.all-s.atFrom) / s.measured() }
 
-// part returns what flows got of what they asked for.
+// part returns the part of the demand that the flows with a prefix got.
 func (s *sim) part(prefix string) float64 {
 	var got, asked int64
 	for name, n := range s.asked {
@@ -349,7 +350,7 @@ func (s *sim) part(prefix string) float64 {
 	return float64(got) / float64(asked)
 }
 
-// least returns the least that one of the flows got per second.
+// least returns the fewest tokens per second that one of the flows with a prefix got.
 func (s *sim) least(prefix string) float64 {
 	least := 1e18
 	for name := range s.asked {
@@ -360,7 +361,7 @@ func (s *sim) least(prefix string) float64 {
 	return least
 }
 
-// bounded checks that the bucket gave no more than it held and was refilled.
+// bounded checks that no more tokens were taken than the bucket held at first and was refilled with.
 func (s *sim) bounded() {
 	require.GreaterOrEqual(s.t, *s.bucket.Tokens, int64(0))
 	require.Equal(s.t, s.about.Capacity+s.added, s.all+*s.bucket.Tokens, "every token is in the bucket or was taken")
@@ -602,7 +603,7 @@ func TestWeightsDivideInProportion(t *testing.T) {
 	}
 }
 
-// A flow that is alone takes as it would from a bucket without flows: all that there is.
+// A flow that is alone may take all tokens, as from a bucket without flows.
 func TestAFlowAloneUsesTheWholeBucket(t *testing.T) {
 	for _, c := range []struct {
 		capacity, perSecond, n int64
@@ -744,7 +745,7 @@ func TestWithoutARefillerAPlanEnds(t *testing.T) {
 
 func TestThreeLevelsOfNames(t *testing.T) {
 	s := newSim(t, options{weights: map[string]int64{"big/": 3}})
-	// big gets 750: its part a gets 375 for one user, b as much for ten. small gets 250 for two users.
+	// big gets 750: big/a gets 375 for one user, and big/b gets 375 for ten users. small gets 250 for two users.
 	s.asks("big/a/loud", steady(2500), 1)
 	many(10, "big/b/user", func(n string) { s.asks(n, steady(100), 1) })
 	s.asks("small/x", steady(500), 1)
