@@ -142,17 +142,17 @@ editors.
   text that looks like a number in quotes.
 - **YAML.** Unknown fields and fields that are given twice are refused. So are YAML's anchors, aliases, merge keys and
   tags.
-- **A flag beats its environment variable, and the variable beats the file.** The variable @REFILLER_REDIS_CA@ belongs
-  to the flag @--redis-ca@. The flags of the addresses are @--redis@ and @--etcd@. An empty variable is ignored. A
-  variable whose name is almost one of these is refused.
-- **The configuration file holds no password.** A password is in the file that @password_file@ names, in its environment
-  variable, or in the URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@, percent-encoded.
+- **Flags and environment variables.** A flag has precedence over its environment variable, and the variable over the
+  file. For example, the variable @REFILLER_REDIS_CA@ belongs to the flag @--redis-ca@. The flags @--redis@ and @--etcd@
+  set the addresses. An empty variable is ignored. An unknown variable whose name resembles these names is refused.
+- **Passwords.** The configuration file itself contains no password. Store a password in the file that @password_file@
+  names, or in its environment variable, such as @REFILLER_REDIS_PASSWORD@. For Redis you can also put it,
+  percent-encoded, into the URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@.
 - **Files with passwords, certificates and keys** are read again for each new connection and login.
 - **Changes.** Replicas apply a changed file without a restart, except for [some
   fields](operations.md#change-a-limit).
 
-The name of each field is followed by its meaning and, in parentheses, by its values, its default and its environment
-variable.
+Below, each field has its meaning and, in parentheses, its values, its default and its environment variable.
 
 `
 
