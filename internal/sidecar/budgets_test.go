@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// budgets publishes a template of budgets, of 100 tokens at each new year.
+// budgets publishes a template of budgets that get 100 tokens at each new year.
 func (b *bench) budgets(prefix string) {
 	b.t.Helper()
 	steps, err := policy.ParseCalendar("0 0 1 1 *", time.UTC)
@@ -27,7 +27,7 @@ func (b *bench) budgets(prefix string) {
 	require.NoError(b.t, err)
 }
 
-// untilNewYear is the time until the budgets get their next tokens.
+// untilNewYear returns the time until the budgets get their next tokens.
 func untilNewYear() time.Duration {
 	now := time.Now().UTC()
 	return time.Date(now.Year()+1, 1, 1, 0, 0, 0, 0, time.UTC).Sub(now)

@@ -20,7 +20,7 @@ const (
 	burstLimit = 500 // of the window
 )
 
-// burst makes calls at once and requires that each is answered, and that exactly as many pass as the window has.
+// burst makes many calls concurrently. It requires that none fails, and that exactly as many pass as the window allows.
 func burst(t *testing.T, atOnce, each int, call func(i int) (passed bool, err error)) {
 	t.Helper()
 	var admitted, denied, failed atomic.Int64
@@ -53,7 +53,7 @@ func burst(t *testing.T, atOnce, each int, call func(i int) (passed bool, err er
 	require.EqualValues(t, atOnce*each-burstLimit, denied.Load())
 }
 
-// A proxy sends the calls of all its clients, over many connections from one address.
+// A proxy sends the calls of all its clients over many connections from one address.
 func TestAProxysBurstIsServedWithoutAnErrorAndWithinTheWindow(t *testing.T) {
 	b := start(t, func(o *Options, b *bench) {
 		o.Named = b.named("limits: [{name: burst, window: {limit: 500, length: 1h}}]")
@@ -77,7 +77,7 @@ type unexpectedStatus struct{ status int }
 
 func (e *unexpectedStatus) Error() string { return "status " + http.StatusText(e.status) }
 
-// get asks a URL as a proxy does for a client.
+// get requests a URL as a proxy does for a client with the address.
 func get(client *http.Client, url, address string) (int, error) {
 	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, url, nil)
 	if err != nil {

@@ -25,7 +25,7 @@ import (
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 )
 
-// leaveSocket ends a listener as a killed process does: the socket stays.
+// leaveSocket closes a listener but leaves its socket, as a killed process does.
 func leaveSocket(t *testing.T, ln net.Listener) {
 	t.Helper()
 	inner, ok := ln.(*listener).Listener.(*net.UnixListener)
@@ -42,7 +42,7 @@ func unixClient(t testing.TB, path string) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// from is a client at another loopback address, so another client to the server.
+// from returns a client at another loopback address, which is another client to the server.
 func from(t testing.TB, ip string) *http.Client {
 	dialer := &net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(ip)}}
 	transport := &http.Transport{DialContext: dialer.DialContext}
@@ -67,7 +67,7 @@ func TestAClientWithTooManyWaitsIsRefusedMoreOfThemAndNothingElse(t *testing.T) 
 	t.Parallel()
 	const most = 4 // of one client
 	b := start(t, func(o *Options, _ *bench) { o.Limits.Waits, o.Limits.Wait = 2*most, time.Hour })
-	b.empty("empty", 10*time.Minute) // the last of the line waits for 40
+	b.empty("empty", 10*time.Minute) // with four waiters, the last one waits for 40 minutes
 	b.bucket("checkout", 10)
 
 	ctx, cancel := context.WithCancel(t.Context())
@@ -225,7 +225,7 @@ func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
 	}, "a closed connection makes room")
 }
 
-// rawProbe asks /livez on a connection and leaves it open.
+// rawProbe requests /livez on a connection and leaves the connection open.
 func rawProbe(t *testing.T, c net.Conn) int {
 	t.Helper()
 	_, err := fmt.Fprint(c, "GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")

@@ -18,7 +18,8 @@ import (
 
 const limitRequests = "refiller_sidecar_limit_requests_total"
 
-// outcomes returns the requests of a door to a limit, by outcome; those without any are left out.
+// outcomes returns the numbers of requests to a limit through a door, by outcome. It leaves out outcomes without
+// requests.
 func outcomes(t *testing.T, registry *prometheus.Registry, door, limit string) map[string]int {
 	t.Helper()
 	found := make(map[string]int)
@@ -61,7 +62,7 @@ limits:
 	}
 	for _, door := range []string{"http", "grpc", "check"} {
 		take := takes[door]
-		for range 6 { // of five
+		for range 6 { // one more than the limit of five
 			take("hourly", door, 1)
 		}
 		take("hourly", "large", 6)
@@ -140,7 +141,7 @@ descriptors:
 	}
 	require.Positive(t, counted(t, registry, "refiller_sidecar_call_seconds", "door", "envoy"))
 
-	// Values of requests make a bounded number of series.
+	// The number of series that contain values of requests is bounded.
 	for i := range 1100 {
 		should(t, c, request(0, of("tenant", "acme", "user", fmt.Sprint("u", i))))
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// waitingBench has a bucket "mail" that is empty, and a call over each protocol
-// that waits for it, for as long as due at least.
+// waitingBench starts a bench with an empty bucket "mail". Over each protocol, one call waits for a token of the
+// bucket. The wait lasts at least as long as due.
 func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overHTTP <-chan reply,
 	overGRPC <-chan error) {
 	t.Helper()
@@ -80,7 +80,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	_, err = watch.Recv()
 	require.Error(t, err, "a watch doesn't hold the end up")
 
-	// Load balancers have yet to notice, so calls are still served.
+	// Load balancers have not noticed the drain yet, so calls are still served.
 	require.Equal(t, time.Hour, <-delay)
 	r := b.do(http.MethodGet, "/readyz", "")
 	require.Equal(t, http.StatusServiceUnavailable, r.status)
@@ -88,7 +88,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/livez", "").status)
 	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status)
 
-	// After the delay no new client is accepted, and the waits continue.
+	// After the delay no new client is accepted, but waits under way continue.
 	close(over)
 	eventually(t, func() bool {
 		_, err := http.Get(b.url("/livez")) //nolint:bodyclose // there is none once it fails
@@ -107,8 +107,8 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.EqualValues(t, 0, b.tokens("mail"))
 }
 
-// A client that keeps its connections is informed in time that they end, so it sends nothing on one that is being
-// closed.
+// While the server drains, it asks clients to close the connections that they keep. So no client sends a request on a
+// connection that is being closed.
 func TestDrainFailsNoClientThatKeepsItsConnections(t *testing.T) {
 	t.Parallel()
 	const clients = 50
@@ -128,7 +128,7 @@ func TestDrainFailsNoClientThatKeepsItsConnections(t *testing.T) {
 			defer transport.CloseIdleConnections()
 			client := &http.Client{Transport: transport}
 			for i := 0; ; i++ {
-				// A POST isn't repeated by the transport, other than what a server without keep-alive may hide.
+				// The transport doesn't repeat a POST. It would repeat other requests, which could hide a failure.
 				req, err := http.NewRequest(http.MethodPost, b.url("/v1/take"), jsonBody(`{"key":"checkout"}`))
 				if err == nil {
 					req.Header.Set("Content-Type", "application/json")
@@ -174,7 +174,7 @@ func TestDrainEndsWithinItsBound(t *testing.T) {
 	b.underWay(0)
 }
 
-// Who connects and says nothing doesn't hold the end up.
+// A client that connects and sends nothing doesn't delay the end of a drain.
 func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) {
@@ -200,7 +200,7 @@ func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
 	}
 }
 
-// A call may outlive its connection, which a drain that is over time cuts.
+// A call may last longer than its connection, which a drain closes at its timeout.
 func TestRunReturnsAfterTheLastCall(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) { o.Drain = Drain{} })

@@ -21,7 +21,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
-// edgeLimits are those of the file edge, on the bench's Redis.
+// edgeLimits returns the limits of the file edge, on the bench's Redis.
 func edgeLimits(t testing.TB, b *bench) *envoy.Limits {
 	t.Helper()
 	edge, err := os.ReadFile("envoy/testdata/edge.yaml")
@@ -32,8 +32,8 @@ func edgeLimits(t testing.TB, b *bench) *envoy.Limits {
 	return limits
 }
 
-// envoyBench serves the file edge, as change makes it, to a client that is
-// generated from Envoy's own interface.
+// envoyBench serves the limits of the file edge, after change has modified them. The client is generated from Envoy's
+// own interface.
 func envoyBench(t *testing.T, change func(*envoy.Limits)) (*bench, rls.RateLimitServiceClient) {
 	t.Helper()
 	b := start(t, func(o *Options, b *bench) {
@@ -48,7 +48,7 @@ func envoyBench(t *testing.T, change func(*envoy.Limits)) (*bench, rls.RateLimit
 	return b, rls.NewRateLimitServiceClient(b.dial())
 }
 
-// of is a descriptor of keys and values in turn.
+// of returns a descriptor. keyValues has keys and values in turn.
 func of(keyValues ...string) *descriptorpb.RateLimitDescriptor {
 	d := &descriptorpb.RateLimitDescriptor{}
 	for i := 0; i+1 < len(keyValues); i += 2 {
@@ -176,7 +176,7 @@ func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	require.EqualValues(t, 3, res.GetStatuses()[0].GetLimitRemaining())
 	require.EqualValues(t, 3, b.tokens("checkout"))
 
-	// A request that is refused gives nothing back either, in whatever order it asks.
+	// A request that is refused doesn't return hits either, whatever the order of its descriptors.
 	require.Equal(t, codeOK, should(t, c, request(2, of("generic_key", "checkout"))).GetOverallCode())
 	require.Equal(t, over, should(t, c, request(0, hits(4, of("partner", "acme")), back)).GetOverallCode())
 	require.Equal(t, over, should(t, c, request(0, back, hits(4, of("partner", "acme")))).GetOverallCode())
@@ -212,7 +212,7 @@ func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
 	}
 }
 
-// As in the reference service: a request passes while one of its quotas has room, and its metadata names which.
+// As in the reference service, a request passes while one of its quotas has room. Its metadata names these quotas.
 func TestARequestPassesWhileOneOfItsQuotasHasRoom(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
@@ -238,8 +238,8 @@ func TestARequestPassesWhileOneOfItsQuotasHasRoom(t *testing.T) {
 	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request charges no bucket")
 }
 
-// The number of used tokens is known when the stream has ended. hits_addend 0 asks first, and the real number is
-// charged later.
+// The number of used tokens is known only when the stream has ended. So a request with hits_addend 0 comes first, and
+// the real number is charged later.
 func TestTokensAreChargedAfterTheStream(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
@@ -269,7 +269,8 @@ func TestTokensAreChargedAfterTheStream(t *testing.T) {
 	require.Equal(t, over, should(t, c, request(1, hits(0, of("partner", "acme")))).GetOverallCode())
 }
 
-// A charge that falls short of one limit still charges the others, but nothing that a denial refuses.
+// Descriptors with up_to are charged even if one of them gets too few tokens. If another descriptor denies, they aren't
+// charged.
 func TestWhatIsChargedAfterwardsStaysCharged(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)
@@ -392,7 +393,8 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
-// As in the reference service, a descriptor that is deeper than any limit is of no limit, and the others count.
+// As in the reference service, no limit applies to a descriptor with more entries than any limit has. The limits of
+// other descriptors still apply.
 func TestADescriptorOfManyEntriesKeepsNoOtherFromItsLimit(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)

@@ -14,7 +14,7 @@ import (
 
 const exampleDir = "../../examples/envoy/"
 
-// edgeConfig is what the example's configuration of Envoy says about rate limits.
+// edgeConfig has the rate limits in the example's configuration of Envoy.
 type edgeConfig struct {
 	domain string
 	routes map[string][]edgeLimit // by prefix
@@ -76,7 +76,8 @@ func readEdge(t *testing.T) edgeConfig {
 	return edge
 }
 
-// ask is what Envoy asks about a request when it comes, or when its stream has ended and used so many tokens.
+// ask returns the request that Envoy sends when a request comes. If end is set, it is the request that Envoy sends when
+// the stream has ended and used so many tokens.
 func (e edgeConfig) ask(route, address string, header map[string]string, end bool, used uint64) *rls.RateLimitRequest {
 	req := &rls.RateLimitRequest{Domain: e.domain}
 	for _, limit := range e.routes[route] {
@@ -109,7 +110,7 @@ func (e edgeConfig) ask(route, address string, header map[string]string, end boo
 	return req
 }
 
-// The example's files as Envoy uses them, but for Envoy.
+// This test uses the example's files as Envoy does, but without Envoy.
 func TestTheExampleForEnvoyLimits(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {

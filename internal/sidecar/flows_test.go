@@ -23,8 +23,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// divided creates a bucket of 100 tokens with a plan that lasts. A flow without a right leaves 40 tokens in it. Those
-// listed have the right to none; an unlisted flow may take up to three.
+// divided creates a bucket of 100 tokens with a plan that lasts for the test. A flow without a right must leave 40
+// tokens in the bucket. Listed flows have a right to no tokens. An unlisted flow may take up to three.
 func (b *bench) divided(key string, listed ...string) {
 	b.t.Helper()
 	p := hourly(100)
@@ -42,7 +42,7 @@ func (b *bench) divided(key string, listed ...string) {
 	require.False(b.t, r.Stale)
 }
 
-// asked are the tokens that each flow of a bucket has asked for.
+// asked returns the tokens that each flow of a bucket has asked for.
 func (b *bench) asked(key string) map[string]string {
 	b.t.Helper()
 	use, err := b.rdb.HGetAll(b.t.Context(), lua.UseKey(key)).Result()

@@ -24,7 +24,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// fuzzed is a database with one bucket, "checkout", that holds plenty.
+// fuzzed is a database with one bucket, "checkout", which has plenty of tokens.
 type fuzzed struct {
 	rdb    *redis.Client
 	client *fetch.Client
@@ -48,20 +48,20 @@ func (z *fuzzed) connect(t testing.TB) {
 	z.client = client
 }
 
-// settle waits until what was asked for callers who have left went back.
+// settle waits until tokens that were taken for callers that left have been returned.
 func (z *fuzzed) settle(t testing.TB) {
 	t.Helper()
 	require.NoError(t, z.client.Close(t.Context()))
 	z.connect(t)
 }
 
-// reset makes half of the bucket's tokens be there.
+// reset sets the bucket to half of its tokens.
 func (z *fuzzed) reset(t *testing.T) {
 	t.Helper()
 	require.NoError(t, z.rdb.Set(t.Context(), "checkout", plenty/2, 0).Err())
 }
 
-// restart makes the bucket anew, without reservations but one, "job", of 9 tokens.
+// restart creates the bucket again. Its only reservation is "job", of 9 tokens.
 func (z *fuzzed) restart(t testing.TB) {
 	t.Helper()
 	require.NoError(t, z.rdb.FlushDB(t.Context()).Err())
@@ -80,7 +80,7 @@ func (z *fuzzed) requireTokens(t *testing.T, want int64) {
 	require.EqualValues(t, 5, keys, "nothing is created")
 }
 
-// A body either is a request, and then does what it says, or does nothing.
+// A body is either a valid request, which has its effect, or it changes nothing.
 func FuzzHTTP(f *testing.F) {
 	z := newFuzzed(f)
 	paths := []string{
@@ -149,7 +149,7 @@ func FuzzHTTP(f *testing.F) {
 			z.requireTokens(t, plenty/2)
 			return
 		}
-		if path == "/v1/wait" && !answer.OK { // its time ended while some bucket was asked
+		if path == "/v1/wait" && !answer.OK { // the wait's time ended during a call of Redis
 			z.settle(t)
 			h = apiOf(z.client)
 			z.requireTokens(t, plenty/2)
@@ -176,12 +176,12 @@ func FuzzHTTP(f *testing.F) {
 	})
 }
 
-// deadlineRecorder is a recorder of which a handler may ask for another deadline.
+// deadlineRecorder is a recorder whose write deadline a handler may set.
 type deadlineRecorder struct{ *httptest.ResponseRecorder }
 
 func (*deadlineRecorder) SetWriteDeadline(time.Time) error { return nil }
 
-// FuzzShouldRateLimit sends whatever can be decoded to Envoy's service.
+// FuzzShouldRateLimit sends every request that can be decoded to Envoy's service.
 func FuzzShouldRateLimit(f *testing.F) {
 	z := newFuzzed(f)
 	limits, err := envoy.Parse(map[string][]byte{"f": []byte(`
@@ -206,10 +206,10 @@ descriptors:
 	f.Fuzz(func(t *testing.T, data []byte) {
 		req := new(rls.RateLimitRequest)
 		if proto.Unmarshal(data, req) != nil {
-			return // gRPC refuses it before we see it
+			return // gRPC refuses it earlier
 		}
 		for _, d := range req.GetDescriptors() {
-			d.Limit = nil // it makes a window, and may: the request says so
+			d.Limit = nil // a limit in the request would make a window
 			d.IsNegativeHits = false
 		}
 		z.reset(t)

@@ -271,7 +271,7 @@ func TestHealthAndReflectionKnowTheServices(t *testing.T) {
 	require.NoError(t, stream.CloseSend())
 }
 
-// What a take must leave to others is the same over HTTP, gRPC and Envoy's interface.
+// The tokens that a take must leave are the same over HTTP, gRPC and Envoy's interface.
 func TestATakeLeavesTheRequestedTokens(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {

@@ -32,10 +32,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is the longest time that a test waits for an event.
 const patience = 20 * time.Second
 
-// bench is a Server with all it needs, on a Redis of its own.
+// bench has a Server and everything that it needs, including a separate Redis.
 type bench struct {
 	t      *testing.T
 	redis  *testenv.RedisServer
@@ -45,7 +45,7 @@ type bench struct {
 	stop   func() error // ends Run and waits for it; once
 }
 
-// start runs a Server on loopback, with what change makes of the options.
+// start runs a Server on loopback. change may modify its options.
 func start(t *testing.T, change func(*Options, *bench)) *bench {
 	t.Helper()
 	b := &bench{t: t, redis: testenv.Redis(t)}
@@ -84,7 +84,7 @@ func start(t *testing.T, change func(*Options, *bench)) *bench {
 	return b
 }
 
-// hourly holds capacity tokens and gains one an hour, so none in a test.
+// hourly returns a policy with this capacity. A bucket gains one token an hour, so none during a test.
 func hourly(capacity int64) policy.Policy {
 	return policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
 }
@@ -102,8 +102,8 @@ func (b *bench) bucket(key string, capacity int64) {
 	createBucket(b.t, b.rdb, key, hourly(capacity))
 }
 
-// empty creates a bucket without tokens that gains one in every per. Callers that wait for it form a queue, so the
-// token of the last of n is due in n times per: a wait that may not last as long ends at once.
+// empty creates a bucket without tokens that gains one token in every per. Callers that wait form a queue, so the token
+// of the nth caller is due after n times per. A wait that may not last that long ends at once.
 func (b *bench) empty(key string, per time.Duration) {
 	b.t.Helper()
 	p := hourly(10)
@@ -120,7 +120,7 @@ func (b *bench) tokens(key string) int64 {
 	return n
 }
 
-// tries is Redis' line about the command with which takes are asked for.
+// tries returns Redis' line about the command of takes.
 func (b *bench) tries() string {
 	b.t.Helper()
 	info, err := b.rdb.InfoMap(context.Background(), "commandstats").Result()
@@ -128,7 +128,7 @@ func (b *bench) tries() string {
 	return info["Commandstats"]["cmdstat_evalsha"]
 }
 
-// scriptCalls is the number of calls in Redis' line about a command.
+// scriptCalls returns the number of calls in Redis' line about a command.
 func scriptCalls(t testing.TB, line string) int {
 	t.Helper()
 	m := regexp.MustCompile(`calls=(\d+)`).FindStringSubmatch(line)
@@ -140,7 +140,7 @@ func scriptCalls(t testing.TB, line string) int {
 
 func (b *bench) url(path string) string { return "http://" + b.server.HTTPAddrs()[0].String() + path }
 
-// reply is what came over HTTP.
+// reply is a reply over HTTP.
 type reply struct {
 	status int
 	header http.Header
@@ -148,7 +148,7 @@ type reply struct {
 	close  bool // the server closes the connection
 }
 
-// media returns the media type of the body; that of most answers if a test has made this one.
+// media returns the media type of the body. For a reply that a test has made, it is the type of most replies.
 func (r reply) media() string {
 	if r.header == nil {
 		return "application/json"
@@ -219,7 +219,7 @@ func eventually(t testing.TB, ok func() bool, what string) {
 	require.Eventually(t, ok, patience, time.Millisecond, what)
 }
 
-// underWay waits until n calls are.
+// underWay waits until n calls are under way.
 func (b *bench) underWay(n int) {
 	b.t.Helper()
 	eventually(b.t, func() bool {
@@ -229,17 +229,17 @@ func (b *bench) underWay(n int) {
 	}, "calls under way")
 }
 
-// occupy runs a call until leave, which is the only one that may run at once.
+// occupy runs a call until leave is called. No other call may run at the same time.
 func (b *bench) occupy() (leave func()) {
 	b.t.Helper()
 	require.NoError(b.t, b.server.turns.calls.Enter(b.t.Context(), "another client", 1, 0))
 	return func() { b.server.turns.calls.Leave("another client") }
 }
 
-// uncounted are refusals that no registry exports.
+// uncounted returns refusals that no registry exports.
 func uncounted() *refusals { return newRefusals(metrics.New(nil), hclog.NewNullLogger()) }
 
-// syncBuffer is a log that is written and read at once.
+// syncBuffer is a log that is written and read concurrently.
 type syncBuffer struct {
 	mu sync.Mutex
 	b  bytes.Buffer
@@ -257,7 +257,7 @@ func (s *syncBuffer) String() string {
 	return s.b.String()
 }
 
-// counted is the value of the metric of a registry that has these labels, as names and values in turn.
+// counted returns the value of a registry's metric that has these labels. labels has names and values in turn.
 func counted(t testing.TB, registry *prometheus.Registry, name string, labels ...string) float64 {
 	t.Helper()
 	families, err := registry.Gather()
@@ -288,15 +288,15 @@ func jsonBody(s string) io.Reader { return bytes.NewBufferString(s) }
 
 const contextDeadline = deadlineError("the call's time is over")
 
-// deadlineError is a context's error as a call returns it.
+// deadlineError is a context's error in the form that a call returns.
 type deadlineError string
 
 func (e deadlineError) Error() string { return string(e) }
 
 func (e deadlineError) Is(target error) bool { return target == context.DeadlineExceeded }
 
-// sendHalf sends half a request and returns the body of the answer. If a busy machine lets this process send even that
-// too late, the server hangs up, and it is sent again.
+// sendHalf sends half a request and returns the body of the reply. On a busy machine, even this half may come too late.
+// Then the server closes the connection, and sendHalf tries again.
 func sendHalf(t *testing.T, b *bench, path string) []byte {
 	t.Helper()
 	for end := time.Now().Add(patience); ; {
@@ -319,8 +319,8 @@ func sendHalf(t *testing.T, b *bench, path string) []byte {
 	}
 }
 
-// onPath asks a path about the bucket checkout; what is settled or cancelled there
-// is the reservation of that name.
+// onPath sends a request about the bucket checkout to a path. If it settles or cancels a reservation, the id is
+// "settled" or "cancelled".
 func onPath(b *bench, path string) reply {
 	b.t.Helper()
 	if path == "/v1/check" {
@@ -349,7 +349,7 @@ func onPath(b *bench, path string) reply {
 	return b.post(real(path), body)
 }
 
-// failing is the answer to a call that fails with err.
+// failing returns the reply to a call that fails with err.
 func failing(t *testing.T, err error) reply {
 	t.Helper()
 	w := httptest.NewRecorder()
@@ -357,10 +357,10 @@ func failing(t *testing.T, err error) reply {
 	return reply{status: w.Code, header: w.Header(), body: w.Body.Bytes()}
 }
 
-// always is a deadline that does not change.
+// always returns a deadline that does not change.
 func always(d time.Duration) func() time.Duration { return func() time.Duration { return d } }
 
-// apiOf is the door for HTTP alone, of a client.
+// apiOf returns a handler that serves only HTTP, with the client.
 func apiOf(client *fetch.Client) *httpapi.Handler {
 	l := DefaultLimits()
 	none := limits.Door{InForce: func() *limits.Set { return nil }, Deadline: always(patience)}

@@ -23,19 +23,21 @@ import (
 )
 
 const (
-	clientsOfEach = 32 // well-behaved, and hostile
+	clientsOfEach = 32 // number of well-behaved clients, and of hostile ones
 	phase         = 1500 * time.Millisecond
 	thinkTime     = 40 * time.Millisecond // between a well-behaved client's calls
 	hostilePause  = 50 * time.Millisecond
-	wakeups       = 4 // in a call
-	// Below this a p99 is the scheduler's of a busy machine, not the server's.
+	wakeups       = 4 // of processes during a call
+	// negligible is a p99 that the scheduler of a busy machine causes without the server.
 	negligible = 10 * time.Millisecond
 )
 
-// Half of 64 clients are hostile: the others get all their answers, and wait no more than twice as long, but for what a
-// busy machine adds: how late it wakes the clients up meanwhile, which no server is asked for. A call waits for as much
-// in the sidecar, in Redis, in the sidecar again, and in the client. It is judged between two measurements without the
-// hostile ones, and again if it was too long: what the server does wrong it does each time.
+// Half of 64 clients are hostile. The other clients must get all their replies, and wait at most twice as long as
+// without hostile clients. A busy machine also wakes processes up late, which is no fault of the server. This delays a
+// call four times: in the sidecar, in Redis, in the sidecar again, and in the client. So the test subtracts this delay.
+//
+// The test compares with measurements without hostile clients, before and after. If the waits were too long, it
+// measures again, because a fault of the server would appear each time.
 func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	const capacity = 1 << 30
 	b := start(t, func(o *Options, _ *bench) {
@@ -70,7 +72,8 @@ func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 	require.Equal(t, capacity-taken, b.tokens("checkout"), "no other client has taken any")
 }
 
-// wellBehaved are clients with an address each, half of them over HTTP and half over gRPC, which take a token.
+// wellBehaved returns callers, each with a different address. Half of them use HTTP and half use gRPC. Each call takes
+// a token.
 func wellBehaved(t *testing.T, b *bench) []func(context.Context) error {
 	var callers []func(context.Context) error
 	for i := range clientsOfEach / 2 {
@@ -117,7 +120,8 @@ func post(ctx context.Context, c *http.Client, url string, body io.Reader) (int,
 	return res.StatusCode, err
 }
 
-// callAll lets all callers call for a while, and returns how long each call took and how late it began, in their order.
+// callAll lets all callers call for a while. It returns the durations of the calls and the delays before them, both
+// sorted.
 func callAll(t *testing.T, callers []func(context.Context) error) (times, delays []time.Duration) {
 	t.Helper()
 	took, late := make([][]time.Duration, len(callers)), make([][]time.Duration, len(callers))
@@ -143,7 +147,7 @@ func callAll(t *testing.T, callers []func(context.Context) error) (times, delays
 	return slices.Sorted(slices.Values(slices.Concat(took...))), slices.Sorted(slices.Values(slices.Concat(late...)))
 }
 
-// hostile is a client that means no good.
+// hostile is a client that tries to harm others.
 type hostile struct {
 	b      *bench
 	dialer net.Dialer
@@ -158,9 +162,9 @@ func beHostile(t *testing.T, b *bench) (stop func()) {
 	kinds := []struct {
 		name  string
 		act   func(*hostile, context.Context) error
-		times int // at once
+		times int // number of goroutines that act
 	}{
-		{"slow", (*hostile).trickle, 8}, // twice as many as one client may
+		{"slow", (*hostile).trickle, 8}, // twice as many as a client's calls that may run
 		{"huge", (*hostile).sendTooMuch, 1}, {"malformed", (*hostile).sendNonsense, 1},
 		{"impatient", (*hostile).giveUpSoon, 1},
 	}
@@ -196,7 +200,7 @@ func beHostile(t *testing.T, b *bench) (stop func()) {
 	}
 }
 
-// trickle sends a request byte by byte until the server has enough of it.
+// trickle sends a request byte by byte until the server replies or closes the connection.
 func (h *hostile) trickle(ctx context.Context) error {
 	return h.raw(ctx, h.b.server.HTTPAddrs()[0], func(c net.Conn) {
 		text := "POST /v1/take HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 60000\r\n\r\n"
@@ -209,12 +213,12 @@ func (h *hostile) trickle(ctx context.Context) error {
 	})
 }
 
-// sendTooMuch sends more than a request may have. The server may hang up before it has all.
+// sendTooMuch sends a request that is too large. The server may close the connection before it has read all of it.
 func (h *hostile) sendTooMuch(ctx context.Context) error {
 	return h.refused(ctx, `{"key":"`+strings.Repeat("k", 256<<10)+`"}`)
 }
 
-// sendNonsense sends what is neither a request of ours, nor HTTP, nor gRPC.
+// sendNonsense sends data that is no valid request, and data that is neither HTTP nor gRPC.
 func (h *hostile) sendNonsense(ctx context.Context) error {
 	err := h.refused(ctx, `{"key":"checkout","tokens":{}}`)
 	for _, addr := range []net.Addr{h.b.server.HTTPAddrs()[0], h.b.server.GRPCAddrs()[0]} {
@@ -244,10 +248,10 @@ func (h *hostile) giveUpSoon(ctx context.Context) error {
 	within, cancel = context.WithTimeout(ctx, 12*time.Millisecond)
 	defer cancel()
 	_, _ = h.grpc.Wait(within, &refillerv1.WaitRequest{Key: "empty"})
-	return nil // whatever the answer
+	return nil // the reply doesn't matter
 }
 
-// raw has do speak on a connection, which is closed when ctx ends.
+// raw calls do with a connection, which is closed when ctx ends.
 func (h *hostile) raw(ctx context.Context, to net.Addr, do func(net.Conn)) error {
 	c, err := h.dialer.DialContext(ctx, "tcp", to.String())
 	if err != nil {

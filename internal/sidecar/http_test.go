@@ -106,7 +106,7 @@ func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
 	require.Equal(t, http.StatusConflict, r.status, "it has ended")
 	require.Equal(t, "id_in_use", r.json(t)["code"])
 
-	// With an id of its own a client may ask again: the tokens are taken once.
+	// If the client chooses the id, it may repeat the request: the tokens are taken only once.
 	const own = `{"key":"llm","tokens":70,"ttl_ms":3600000,"id":"job 7","overrun":"debt"}`
 	for range 2 {
 		require.Equal(t, "job 7", b.post("/v1/reserve", own).json(t)["id"])
@@ -127,7 +127,7 @@ func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
 	require.EqualValues(t, 0, b.tokens("llm"))
 }
 
-// A reservation that no bucket holds is none to settle.
+// A reservation whose tokens no bucket holds can't be settled, so it has no id.
 func TestAReservationOfABucketInShadowModeHasNoID(t *testing.T) {
 	t.Parallel()
 	b := start(t, nil)
@@ -148,7 +148,7 @@ func TestAnAnswerReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	b := start(t, nil)
 	terms := policy.Terms{
 		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: time.Hour.Microseconds(), Interval: 100_000,
-		MaxElapsed: 2_000_000, Initial: 50, Pool: true, // whose grant is over
+		MaxElapsed: 2_000_000, Initial: 50, Pool: true, // the grant is over
 	}
 	_, err := lua.Refill(t.Context(), b.rdb, "payments", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
@@ -196,7 +196,7 @@ func TestTheSidecarServesBucketsOfACluster(t *testing.T) {
 	require.Equal(t, true, b.post("/v1/reserve", `{"key":"world","tokens":60,"ttl_ms":60000,"id":"job"}`).json(t)["ok"])
 	require.Equal(t, 35.0, b.post("/v1/settle", `{"key":"world","id":"job","used":25}`).json(t)["returned"])
 
-	// What one bucket holds is given away once, over whichever protocol.
+	// Each token of a bucket is taken only once, whatever the protocol.
 	var taken atomic.Int64
 	var wg sync.WaitGroup
 	conn := refillerv1.NewBucketsClient(b.dial())
@@ -240,7 +240,7 @@ func TestATimeThatIsNotKnownIsNull(t *testing.T) {
 
 func TestWaitTakesWhenTheTokensCome(t *testing.T) {
 	t.Parallel()
-	// The wait outlasts the client's time to send, since a client that waits is not slow.
+	// The wait lasts longer than Patience, because a client that waits is not slow.
 	b := start(t, func(o *Options, _ *bench) { o.Limits.Patience = 500 * time.Millisecond })
 	b.bucket("checkout", 3)
 	_, err := lua.Reset(t.Context(), b.rdb, "checkout", 0)
@@ -251,8 +251,8 @@ func TestWaitTakesWhenTheTokensCome(t *testing.T) {
 	require.Equal(t, false, r.json(t)["ok"])
 	require.Equal(t, 0.0, r.json(t)["taken"])
 
-	// Tokens that are due later than the longest wait would be refused at once. Two seconds after the first try there is
-	// another, which finds those that were granted meanwhile.
+	// A wait for tokens that are due later than the longest wait would end at once. Two seconds after the first try the
+	// client tries again, and finds tokens that were granted meanwhile.
 	b.empty("mail", 25*time.Second)
 	answers := make(chan reply, 1)
 	tries := b.tries()
@@ -293,7 +293,7 @@ func TestAClientThatLeavesAWaitEndsIt(t *testing.T) {
 	b.underWay(0)
 }
 
-// What probes and scrapes must not reach the buckets.
+// Clients that only probe and scrape must not reach the buckets.
 func TestTheAdminAddressHasNoBuckets(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) {
@@ -315,13 +315,13 @@ func TestTheAdminAddressHasNoBuckets(t *testing.T) {
 	}
 	require.EqualValues(t, 3, b.tokens("checkout"))
 
-	// Answers announce the end while the server drains.
+	// While the server drains, its replies announce the end.
 	b.server.startDrain()
 	require.Equal(t, http.StatusServiceUnavailable, send(t, http.DefaultClient, http.MethodGet, url+"/readyz", "").status)
 	leave()
 }
 
-// badRequest is a request that changes nothing, and how it is refused.
+// badRequest is a request that changes nothing, with the refusal that it must get.
 type badRequest struct {
 	name, method, path, body string
 	header                   []string
@@ -534,7 +534,7 @@ func TestABadRequestIsRefusedAndDoesNothing(t *testing.T) {
 	require.Equal(t, before, dump(t, b), "no request took, returned or created anything")
 }
 
-// dump is all that the database holds.
+// dump returns the whole content of the database.
 func dump(t testing.TB, b *bench) map[string]string {
 	t.Helper()
 	keys, err := b.rdb.Keys(t.Context(), "*").Result()

@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// limitReply is what a limit answered, whatever the door.
+// limitReply is the reply of a limit. It has the same form for each door.
 type limitReply struct {
 	failed codes.Code
 
@@ -38,7 +38,7 @@ type limitReply struct {
 	Cancelled    bool      `json:"cancelled"`
 }
 
-// limitDoor is how a client comes to limits by name.
+// limitDoor is an interface through which a client uses limits by name.
 type limitDoor interface {
 	take(name, key string, n int64) limitReply
 	peek(name, key string) limitReply
@@ -143,7 +143,8 @@ func limitReplyOf(r *refillerv1.LimitResult, err error) limitReply {
 	}
 }
 
-// Redis was near when the sidecar started, and then answers after 150 ms. That is three times the SDK's timeout.
+// Redis is near when the sidecar starts. After that it replies only after 150 ms, which is three times the SDK's
+// timeout.
 func TestALimitHasHalfASecondByDefault(t *testing.T) {
 	var far *faultproxy.Proxy
 	b := start(t, func(o *Options, b *bench) {

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// namedLimits are one of each kind.
+// namedLimits has limits of each kind.
 const namedLimits = `
 limits:
   - {name: api, lazy: {capacity: 3, rate: 1/h}}
@@ -37,7 +37,7 @@ limits:
       - {name: daily, window: {limit: 4, length: 24h}}
 `
 
-// named are limits on the bench's Redis.
+// named returns limits on the bench's Redis.
 func (b *bench) named(file string) *limits.Set {
 	b.t.Helper()
 	set, err := limits.Parse("limits.yaml", []byte(file), b.rdb, b.client)
@@ -47,7 +47,7 @@ func (b *bench) named(file string) *limits.Set {
 
 var limitInPath = regexp.MustCompile(`^/v1/limits/[^/]+/`)
 
-// real is a path of the description with a limit's name.
+// real returns a path of the description with a limit's name in it.
 func real(path string) string {
 	name := "api"
 	if strings.HasSuffix(path, "/reserve") || strings.HasSuffix(path, "/cancel") {
@@ -56,7 +56,7 @@ func real(path string) string {
 	return strings.ReplaceAll(path, "{limit}", name)
 }
 
-// badCallsOfLimits bring about what the description says.
+// badCallsOfLimits returns calls that cause the failures in the description.
 func badCallsOfLimits() []badRequest {
 	const post, get = http.MethodPost, http.MethodGet
 	huge, form := strings.Repeat("k", 70_000), []string{"Content-Type", "text/plain"}
@@ -102,7 +102,7 @@ func badCallsOfLimits() []badRequest {
 		badRequest{"CheckUnknownLimit", get, "/v1/check?limit=none&key=a", "", nil, 404, "unknown_limit", "none"},
 		badRequest{"CheckWithoutKey", get, "/v1/check?limit=api", "", nil, 400, "bad_request", "want key or by"},
 		badRequest{"CheckExceeds", get, "/v1/check?limit=api&key=a&tokens=4", "", nil, 422, "exceeds_capacity", "1 to 3"})
-	// A limit of buckets is asked for a key of its own, not for the bucket that its prefix names.
+	// A limit of buckets needs a key. Without one, it must not use the bucket that its prefix names.
 	cases = append(cases,
 		badRequest{"NoKeyAfterPrefix", post, "/v1/limits/pool/take", `{}`, nil, 400, "invalid_key", "empty"},
 		badRequest{"UndoNoKeyAfterPrefix", post, "/v1/limits/pool/undo", `{"undo":"1-0"}`, nil, 400, "invalid_key", "empty"},
@@ -126,7 +126,7 @@ func TestBadCallsOfLimitsAreRefusedAndSayWhy(t *testing.T) {
 	require.EqualValues(t, 3, b.tokens("team:"), "nor taken")
 }
 
-// Every kind of limit, as a program in another language takes from it, over HTTP and over gRPC.
+// This test uses every kind of limit over HTTP and over gRPC, as a program in another language does.
 func TestLimitsByName(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*bench) limitDoor{"HTTP": openHTTP, "gRPC": openGRPC} {
@@ -229,7 +229,8 @@ func TestABadGRPCCallOfALimitHasItsCodeAndDoesNothing(t *testing.T) {
 	require.Equal(t, codes.Unavailable, door.take("api", "u", 1).failed)
 }
 
-// What a proxy asks of each request: 200 or 429 with headers, by the client's address or a header.
+// A proxy asks the sidecar about each request. The reply is 200 or 429 with headers. It depends on the client's address
+// or on a header.
 func TestAProxyChecksRequests(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience })
@@ -282,7 +283,7 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 200, check("limit=hourly&key=x&open=true").status)
 }
 
-// A browser sends what a web page wants, to the loopback addresses of its machine too.
+// A web page can make a browser send requests, also to the loopback addresses of the browser's machine.
 func TestAWebPageTakesNoTokens(t *testing.T) {
 	t.Parallel()
 	path := t.TempDir() + "/http.sock"
@@ -314,7 +315,7 @@ func TestAWebPageTakesNoTokens(t *testing.T) {
 	require.Equal(t, 200, r.status, "no browser reaches a Unix socket")
 }
 
-// Names that need escaping in a path reach their limits, and no other path does.
+// Names that need escaping in a path reach their limits. Other paths don't.
 func TestNamesOfLimitsInPathsArePercentEncoded(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {
@@ -345,7 +346,7 @@ limits:
 	require.EqualValues(t, 3, b.rdb.DBSize(t.Context()).Val(), "nothing else was taken")
 }
 
-// An admitted take of a lazy bucket says when there is a token again.
+// The reply to an admitted take of a lazy bucket has the time until there is a token again.
 func TestALazyTakeReturnsWhenToComeAgain(t *testing.T) {
 	t.Parallel()
 	for name, open := range map[string]func(*bench) limitDoor{"HTTP": openHTTP, "gRPC": openGRPC} {
@@ -389,7 +390,7 @@ func TestBadNamesAndWindowsOfAFileAreRefused(t *testing.T) {
 	}
 }
 
-// What a take of one limit answered undoes nothing of another.
+// The text for an undo that one limit returned can't be used for another limit.
 func TestAnUndoOfAnotherLimitIsRefused(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience })
@@ -401,8 +402,8 @@ func TestAnUndoOfAnotherLimitIsRefused(t *testing.T) {
 	require.EqualValues(t, 1, door.peek("plan", "u").Remaining)
 }
 
-// The tokens that a bucket in shadow mode admitted beyond its own can't be undone, since the text for an undo doesn't
-// include them.
+// The tokens that a bucket in shadow mode admitted beyond its own can't be undone. The text for an undo doesn't include
+// them.
 func TestAShadowTakeByNameHasNothingToUndo(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) { o.Named, o.Deadline = b.named(namedLimits), patience })
@@ -417,7 +418,7 @@ func TestAShadowTakeByNameHasNothingToUndo(t *testing.T) {
 	}
 }
 
-// A check of a limit of pacing waits for its place, longer than a call that doesn't wait may take.
+// A check of a limit of pacing waits for its place. It may last longer than a call that doesn't wait.
 func TestACheckWaitsForItsPlace(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {
@@ -437,7 +438,7 @@ limits:
 	}
 }
 
-// While Redis is silent a bucket's own degraded mode answers, whatever the door.
+// While Redis doesn't reply, a bucket's own degraded mode decides, whatever the door.
 func TestTokensThatNoBucketGaveAreNotReturned(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, b *bench) {
@@ -484,7 +485,7 @@ func TestANamedBucketIsAnsweredAsItsDegradedModeSays(t *testing.T) {
 	p := hourly(1000)
 	p.Degraded = policy.DegradedOpen
 	createBucket(t, b.rdb, "team:red", p)
-	for known := false; !known; { // the policy
+	for known := false; !known; { // until the client knows the policy
 		known = b.post("/v1/limits/pool/take", `{"key":"red"}`).json(t)["source"] == "shared"
 	}
 	b.redis.Pause()

@@ -25,9 +25,8 @@ var createsBuckets = map[string]bool{
 	"/v1/check": true,
 }
 
-// Every status that an operation answers with is in the document, and the
-// document has no status that none of these requests can bring about: real
-// requests, except for what no request can cause on demand.
+// Every status of an operation's reply must be in the document. Every status in the document must occur in this test.
+// The replies are to real requests, unless a request can't cause the failure on demand.
 func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 	t.Parallel()
 	d := openapi.Read(t, httpapi.OpenAPI)
@@ -83,7 +82,7 @@ func TestTheDocumentHasTheStatusesOfTheAnswers(t *testing.T) {
 		see(path, onPath(b, path), path+" without Redis")
 	}
 	for path := range d.Paths {
-		// Other calls, a web page, a bug, and the end of a call's time.
+		// The reasons are other calls, a web page, a bug, and the end of a call's time.
 		others := []error{call.ErrBusy, call.ErrForeign, fmt.Errorf("bug"), contextDeadline}
 		if path == "/v1/check" {
 			others = others[:3] // a check that is late is a check without a decision, which is 503

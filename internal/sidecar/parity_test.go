@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
 )
 
-// What users of Envoy's reference service would miss.
+// The tests below check features that users of Envoy's reference service would miss.
 
 func TestRequestsInJSONAreAnsweredLikeEnvoys(t *testing.T) {
 	t.Parallel()
@@ -126,7 +126,8 @@ func TestAllLimitsMayBeQuotas(t *testing.T) {
 		"a descriptor without a limit is not exceeded")
 }
 
-// Clients of a service that was scaled out connect anew, and some of them to the new servers.
+// After a service was scaled out, its old connections end. When clients connect again, some of them reach the new
+// servers.
 func TestOldConnectionsEnd(t *testing.T) {
 	t.Parallel()
 	b := start(t, func(o *Options, _ *bench) { o.Limits.ConnectionAge = time.Second })

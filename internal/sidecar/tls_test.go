@@ -69,7 +69,7 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 	require.Error(t, err, "plain gRPC")
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
-	// File permissions guard Unix sockets, which stay plain.
+	// Unix sockets stay plain, because file permissions protect them.
 	r = send(t, unixClient(t, dir+"/http"), http.MethodPost, "http://sidecar/v1/take", body)
 	require.Equal(t, http.StatusOK, r.status, string(r.body))
 	conn := dialTo(t, b.server.GRPCAddrs()[1], grpc.WithTransportCredentials(insecure.NewCredentials()))

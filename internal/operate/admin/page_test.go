@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// rendered is the page of a status.
+// rendered returns the page of a status.
 func rendered(t *testing.T, s Status) string {
 	t.Helper()
 	var out strings.Builder
@@ -45,7 +45,7 @@ func TestThePageSaysWhatIsWrongFirst(t *testing.T) {
 	require.NotContains(t, rendered(t, Status{}), `role="alert"`)
 }
 
-// An alert whose text changes is announced again by screen readers, so it has no time that passes.
+// Screen readers announce an alert again when its text changes. So an alert has no time that passes.
 func TestAlertsStayAsTheyAre(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2026, 3, 1, 12, 30, 0, 0, time.UTC)

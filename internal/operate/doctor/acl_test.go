@@ -31,7 +31,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// shop is a deployment that shares a Redis with other programs: its names begin with a prefix.
+// shop is a deployment that shares a Redis with other programs. So its names begin with a prefix.
 type shop struct {
 	t      *testing.T
 	server *testenv.RedisServer
@@ -64,7 +64,7 @@ templates:
 	return s
 }
 
-// empty makes the server as it is after a start.
+// empty resets the server to its state after a start.
 func (s *shop) empty() {
 	s.t.Helper()
 	require.NoError(s.t, s.admin.FlushAll(s.t.Context()).Err())
@@ -87,14 +87,14 @@ func user(t *testing.T, server *testenv.RedisServer, rights doctor.Rights) *redi
 	return c
 }
 
-// denied are the commands and keys that Redis has refused.
+// denied returns the commands and keys that Redis has refused.
 func denied(t *testing.T, admin *redis.Client) []string {
 	t.Helper()
 	entries, err := admin.ACLLog(t.Context(), 100).Result()
 	require.NoError(t, err)
 	var list []string
 	for _, e := range entries {
-		// The client library introduces itself, and does without if it may not.
+		// The client library sends its name and version. If Redis refuses this, the library works nevertheless.
 		if object := strings.ToLower(e.Object); !slices.Contains([]string{"client|setinfo", "client"}, object) {
 			list = append(list, object)
 		}
@@ -102,7 +102,8 @@ func denied(t *testing.T, admin *redis.Client) []string {
 	return list
 }
 
-// await waits for what may never happen if a right is missing: it ends with an error when Redis has refused something.
+// await waits until happened returns true, which may never be the case if a right is missing. It returns an error when
+// Redis has refused something or patience has passed.
 func (s *shop) await(what string, happened func() bool) error {
 	for began := time.Now(); !happened(); time.Sleep(time.Millisecond) {
 		if len(denied(s.t, s.admin)) > 0 || time.Since(began) > patience {
@@ -112,7 +113,7 @@ func (s *shop) await(what string, happened func() bool) error {
 	return nil
 }
 
-// refillers does what replicas and operators do.
+// refillers makes the calls of replicas and operators.
 func (s *shop) refillers(rdb *redis.Client) error {
 	ctx := s.t.Context()
 	for _, step := range []func(context.Context, *redis.Client) error{
@@ -126,7 +127,7 @@ func (s *shop) refillers(rdb *redis.Client) error {
 	return nil
 }
 
-// rehearsed is the doctor's rehearsal of a role.
+// rehearsed returns a function that runs the doctor's rehearsal of a role.
 func (s *shop) rehearsed(role doctor.Role) func(context.Context, *redis.Client) error {
 	return func(ctx context.Context, rdb *redis.Client) error { return doctor.Rehearse(ctx, rdb, role) }
 }
@@ -190,7 +191,7 @@ func (s *shop) elected(ctx context.Context, rdb *redis.Client) error {
 	return errors.Join(err, <-done)
 }
 
-// operators do what the command line does.
+// operators makes the calls of the operators' commands.
 func (s *shop) operators(ctx context.Context, rdb *redis.Client) error {
 	_, e1 := lua.Reset(ctx, rdb, "shop:checkout", 10)
 	_, e2 := lua.Grant(ctx, rdb, "shop:checkout", 5)
@@ -240,7 +241,7 @@ func (s *shop) moved(ctx context.Context, rdb *redis.Client) error {
 	return errors.Join(e1, e2, e3, e4, e5, e6)
 }
 
-// stock creates what consumers find: buckets, one of which is overdue, and published templates.
+// stock creates the data that consumers need: buckets, including one that is overdue, and published templates.
 func (s *shop) stock() {
 	s.t.Helper()
 	ctx := s.t.Context()
@@ -260,7 +261,7 @@ func (s *shop) stock() {
 	require.NoError(s.t, err)
 }
 
-// consumers does what consumers do.
+// consumers makes the calls of consumers.
 func (s *shop) consumers(rdb *redis.Client) error {
 	s.stock()
 	ctx := s.t.Context()
@@ -288,8 +289,8 @@ func (s *shop) consumers(rdb *redis.Client) error {
 	return errors.Join(e1, e2, e3, e4, e5, e6, e7, e8, e9, e10, e11, e12, e13, e14, e15, e16, e17)
 }
 
-// templates takes from buckets of templates, more than there are tokens, and gives back. What a lazy one can't do is
-// asked for, too, lest it be refused for want of a right.
+// templates takes more tokens from buckets of templates than there are, and returns tokens. It also makes calls that a
+// lazy bucket doesn't support. These must fail for that reason, and not because a right is missing.
 func (s *shop) templates(ctx context.Context, c *fetch.Client) error {
 	_, e1 := c.Take(ctx, "shop:user:2", 1, fetch.WithRequestID("lazy"))
 	_, e2 := c.TakeAll(ctx, []fetch.Request{{Key: "shop:user:2", N: 1}, {Key: "shop:tenant:2", N: 1}})
@@ -323,7 +324,7 @@ func (s *shop) holding(ctx context.Context, c *fetch.Client, rdb *redis.Client) 
 	_, e5 := lua.Reserve(ctx, rdb, "shop:held", lua.ReserveCall{ID: "r", N: 1, TTL: policy.MinHold})
 	began := s.admin.Time(ctx).Val()
 	late := s.await("a millisecond", func() bool { return s.admin.Time(ctx).Val().Sub(began) > 2*time.Millisecond })
-	_, e8 := c.Reserve(ctx, "shop:held", 1, time.Minute) // ends the one whose time is over
+	_, e8 := c.Reserve(ctx, "shop:held", 1, time.Minute) // this ends the reservation whose time is over
 	_, e6 := lua.Lease(ctx, rdb, "shop:held", lua.LeaseCall{ID: "block", Seq: 1, Want: 10, TTL: time.Minute})
 	_, e7 := lua.Lease(ctx, rdb, "shop:held", lua.LeaseCall{ID: "block", Seq: 2, Back: 10, TTL: time.Minute})
 	return errors.Join(e3, e4, e5, e6, e7, e8, late)
@@ -340,7 +341,8 @@ func (s *shop) rescued(ctx context.Context, c *fetch.Client) error {
 	return errors.Join(err, late)
 }
 
-// limited asks each limiter that needs no refiller twice, which denies the second, and drops what they keep.
+// limited takes twice from each limiter that needs no refiller, so that the second take is denied. Then it removes the
+// limiters' keys.
 func limited(ctx context.Context, rdb *redis.Client) error {
 	const key = "shop:checkout"
 	l, e1 := lazy.New(rdb, lazy.Config{Capacity: 1, Rate: policy.PerSecond(1)})
@@ -368,7 +370,7 @@ func limited(ctx context.Context, rdb *redis.Client) error {
 	return errors.Join(append(all, err, e6, e7)...)
 }
 
-// does is everything that a role does, up to the first refusal.
+// does makes all the calls of a role, up to the first call that is refused.
 func (s *shop) does(role doctor.Role, rdb *redis.Client) error {
 	if role == doctor.Refiller {
 		return s.refillers(rdb)
@@ -396,7 +398,8 @@ func TestEverythingWorksWithExactlyThePrintedRights(t *testing.T) {
 	}
 }
 
-// What a diff reads beyond the file's own buckets needs a right that shows every name in the database.
+// A diff also looks for buckets that are not in the file. The right for this shows every name in the database, so
+// refillers don't have it. Without the right, the diff has a remark instead.
 func TestADiffWorksWithTheRightsOfRefillers(t *testing.T) {
 	s := openShop(t)
 	report, err := drift.Read(t.Context(), s.cfg, user(t, s.server, doctor.RightsOf(doctor.Refiller, s.names)), nil)
@@ -414,7 +417,7 @@ func TestNoneOfThePrintedRightsIsTooMany(t *testing.T) {
 			for i, command := range rights.Commands {
 				s.empty()
 				fewer := doctor.Rights{Keys: rights.Keys, Commands: slices.Delete(slices.Clone(rights.Commands), i, i+1)}
-				_ = s.does(role, user(t, s.server, fewer)) // fails in some way or other; the log has the command
+				_ = s.does(role, user(t, s.server, fewer)) // the error doesn't matter, because the log has the command
 				require.NotEmpty(t, denied(t, s.admin), "nothing needs %s", command)
 			}
 			for i, key := range rights.Keys {
@@ -427,7 +430,7 @@ func TestNoneOfThePrintedRightsIsTooMany(t *testing.T) {
 	}
 }
 
-// Whichever of the rights is missing, the doctor finds it.
+// The doctor finds each right that is missing.
 func TestTheDoctorFindsEachMissingRight(t *testing.T) {
 	for _, role := range roles {
 		s := openShop(t)
@@ -460,7 +463,7 @@ func TestLimitersNeedTheFurtherRightsAndNoOthers(t *testing.T) {
 	}
 }
 
-// A pattern matches its name only, whatever characters the name has.
+// A pattern matches only its name, even if the name has special characters.
 func TestPatternsOfNamesMatchNothingElse(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

@@ -16,10 +16,10 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// patience is how long a test waits for what must happen; the machine may be busy.
+// patience is the longest time that a test waits for an event. It is long because the machine may be busy.
 const patience = 20 * time.Second
 
-// anyKey are the names of a deployment whose buckets are not known.
+// anyKey has the names of a deployment whose buckets are not known.
 var anyKey = doctor.Names{Any: true}
 
 func find(t *testing.T, findings []doctor.Finding, check string) doctor.Finding {
@@ -104,7 +104,7 @@ func TestTheDoctorDistinguishesRefusalFromSilence(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	rdb := testenv.Redis(t, testenv.WithArgs("--dir", dir, "--save", "3600 1")).Client()
-	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // in the place of the file
+	require.NoError(t, os.Mkdir(filepath.Join(dir, "dump.rdb"), 0o700)) // a directory in the place of the file
 	require.NoError(t, rdb.Set(t.Context(), "a", 1, 0).Err())
 	require.NoError(t, rdb.BgSave(t.Context()).Err())
 	require.Eventually(t, func() bool {

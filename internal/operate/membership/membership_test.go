@@ -86,7 +86,7 @@ func TestAReplicaIsListedOnceAsItIsNow(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	member(rdb, "a", "leads").beat(ctx)
 	again := member(rdb, "a", "races")
-	require.Eventually(t, func() bool { // not within the same millisecond
+	require.Eventually(t, func() bool { // wait for the next millisecond
 		again.beat(ctx)
 		list := names(t, again)
 		return len(list) == 1 && list[0] == "a races"

@@ -106,7 +106,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other",region="eu"} %d`, 3*others))
 	require.NotContains(t, body, "user:", "a key from outside is no label")
 
-	for _, b := range list[len(list)/2-100:] { // with series of their own and without
+	for _, b := range list[len(list)/2-100:] { // some of them have series of their own, and some don't
 		e := applied(b.Key, 3, 0)
 		e.Outcome.Fence.Epoch++
 		e.Outcome.FileVersion = e.Outcome.Fence.Epoch
@@ -121,7 +121,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	require.Contains(t, body, fmt.Sprintf(`refiller_buckets_outdated{region="eu"} %d`, len(list)-len(list)/2+100))
 	require.Contains(t, body, fmt.Sprintf(`refiller_buckets_conflicting{region="eu"} %d`, len(list)/2-100))
 
-	// A place that becomes free is not given to a bucket that is summed up.
+	// When a bucket with series of its own is removed, no bucket in the sum gets series of its own instead.
 	tl.Configure(list[1:])
 	body = scrape(t, m)
 	require.Equal(t, metrics.MaxBuckets, strings.Count(body, "refiller_credit_added_tokens_total{"))

@@ -13,7 +13,7 @@ func everything(string) bool { return true }
 func TestTheMostActiveBucketsAreFoundAmongManyOthers(t *testing.T) {
 	t.Parallel()
 	stats, now := New(), time.Unix(1e9, 0)
-	for i := range 200_000 { // 100,000 buckets with a token or two, two with a twentieth of all tokens each
+	for i := range 200_000 { // 100,000 buckets get one or two tokens; two get a twentieth of all tokens each
 		stats.Active(fmt.Sprintf("user:%d", i%100_000), 1, now)
 		if i%20 == 0 {
 			stats.Active("user:busy", 2, now)

@@ -1,6 +1,6 @@
 package stats
 
-// Bounds of what is remembered of flows.
+// These are the bounds of the flows that are remembered.
 const (
 	MaxDivided = maxDivided
 	FlowsKept  = flowsKept

@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/refill/flow"
 )
 
-// dividedBuckets are buckets with flows.
+// dividedBuckets returns n buckets with flows.
 func dividedBuckets(n int) (list []refill.Bucket) {
 	for i := range n {
 		b := checkout
@@ -24,7 +24,7 @@ func dividedBuckets(n int) (list []refill.Bucket) {
 	return list
 }
 
-// reads has the stats observe that flows of a bucket were read.
+// reads passes a reading of a bucket's flows to the stats.
 func reads(s *stats.Stats, key string, at time.Time, flows ...refill.FlowUse) {
 	read := &refill.FlowsRead{
 		Covered: time.Second, Flows: flows, Summary: flow.Summary{Seen: len(flows), Listed: 1, Level: 19.5},
@@ -72,7 +72,8 @@ func TestFlowsAreListedByWhatTheyGotInTheLastMinute(t *testing.T) {
 	require.False(t, known, "the bucket is divided no longer")
 }
 
-// Strangers choose names, so what is remembered of them is bounded. Those that take most stay.
+// Clients choose the names of flows, so the number of remembered flows is bounded. The flows that take the most tokens
+// stay.
 func TestTheFlowsThatAreRememberedAreBounded(t *testing.T) {
 	t.Parallel()
 	s := stats.New()

@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// world is one bucket on a model server, and replicas that each keep stats.
+// world has one bucket on a model server, and replicas, each with its own stats.
 type world struct {
 	bucket oracle.Bucket
 	now    time.Time
@@ -41,7 +41,7 @@ func (w *world) replica() *replica {
 	return r
 }
 
-// refill makes a call after some time and has the stats observe its answer.
+// refill makes a call after some time and passes its reply to the stats.
 func (r *replica) refill(after time.Duration) stats.Refill {
 	r.w.now = r.w.now.Add(after)
 	call := policy.Call{Version: r.known, Create: policy.CreateInitial, Terms: &r.terms}

@@ -46,7 +46,7 @@ func TestATrendHasFillAndTakesSlotBySlot(t *testing.T) {
 	}
 }
 
-// rounded is a point without the noise of its single precision.
+// rounded returns a point without the errors of its single precision.
 func rounded(p stats.TrendPoint) stats.TrendPoint {
 	p.Fill = float64(int(p.Fill*1000+0.5)) / 1000
 	return p

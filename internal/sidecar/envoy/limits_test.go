@@ -28,7 +28,7 @@ func TestDescriptorsMatchAsInTheReferenceService(t *testing.T) {
 	root := limits.domains["edge"]
 	for name, c := range map[string]struct {
 		entries []entry
-		want    string // a window's unit, a bucket's name, or unlimited; empty: none
+		want    string // a window's unit, a bucket's name, or unlimited; empty if no limit applies
 	}{
 		"exact value":                      {[]entry{{"generic_key", "checkout"}}, "checkout"},
 		"another value":                    {[]entry{{"generic_key", "mail"}}, ""},

@@ -10,7 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The configurations of the reference service load, but for those that it refuses too, which are refused by name.
+// The configurations of the reference service load. If the reference service refuses one, it is refused here, too, and
+// the error names the field.
 func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 	t.Parallel()
 	refused := map[string]string{
@@ -57,7 +58,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 	}
 }
 
-// The limiter of a window is made once, whatever the request, and the limits of requests don't accumulate.
+// The limiter of a window is made only once. Limits in requests don't accumulate limiters without a bound.
 func TestALimiterOfAWindowIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	w := NewWindows(redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), func() time.Duration { return time.Second },

@@ -45,7 +45,8 @@ func TestABucketIsNamedByItsTemplate(t *testing.T) {
 	}
 }
 
-// A client that sends a header of a descriptor can't name the bucket of another value, nor a bucket that can't exist.
+// A client that sends a header of a descriptor can't name the bucket of another value. It also can't name a bucket that
+// can't exist.
 func FuzzDifferentValuesNameDifferentBuckets(f *testing.F) {
 	f.Add("x:y", "z", "x", "y:z")
 	f.Add("x", "y,b=z", "x,b=y", "z")

@@ -19,7 +19,7 @@ import (
 
 const roundTrip = 2 * time.Millisecond
 
-// farAway are buckets on a server that is a round trip away.
+// farAway has buckets on a server that is one round trip away.
 type farAway struct {
 	mu   sync.Mutex
 	left map[string]int64
@@ -68,7 +68,7 @@ func TestDescriptorsAreAskedInOneRoundTrip(t *testing.T) {
 		`descriptors: [{key: user, rate_limit: {bucket: "user:{value}"}}]`)}, nil)
 	require.NoError(t, err)
 	for name, tc := range map[string]struct {
-		left  map[string]int64 // other than 3
+		left  map[string]int64 // remaining tokens of buckets that don't have 3
 		took  time.Duration
 		over  bool
 		fails bool

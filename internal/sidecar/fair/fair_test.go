@@ -13,7 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// arrive enters in a goroutine of its own, which records the client's name once the call runs.
+// arrive calls Enter in a new goroutine. The goroutine records the client's name as soon as the call runs.
 func arrive(q *Queue, name string, ran *[]string, mu *sync.Mutex) {
 	go func() {
 		if q.Enter(context.Background(), name, 1, 0) == nil {
@@ -144,7 +144,7 @@ func TestCloseRefusesWhatComesAndWaitsForWhatIsThere(t *testing.T) {
 		q.Leave("b")
 		synctest.Wait()
 		require.True(t, closed.Load())
-		q.Close() // closing again waits for nothing
+		q.Close() // a second Close waits for nothing
 	})
 }
 

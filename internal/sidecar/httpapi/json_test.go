@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
-// encoding/json takes all halves of characters for one, so that different keys would be the same.
+// encoding/json decodes all halves of surrogate pairs as the same character. So different keys would become equal.
 func TestHalvesOfCharactersAreRefused(t *testing.T) {
 	t.Parallel()
 	for body, want := range map[string]string{

@@ -78,7 +78,7 @@ func TestTheDocumentHasTheFieldsOfTheRequests(t *testing.T) {
 	require.True(t, params[0].Required)
 }
 
-// checkFields holds a schema against the fields that the server reads.
+// checkFields compares a schema with the fields that the server reads.
 func checkFields(t *testing.T, d *openapi.Document, s *openapi.Schema, want fields, what string) {
 	t.Helper()
 	require.ElementsMatch(t, slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(s.Properties)), what)
