@@ -56,7 +56,7 @@ func TestConsumersLogInAsRefillersDo(t *testing.T) {
 	require.NotContains(t, o.stderr, "hunter2")
 }
 
-// What proves that nothing ran isn't followed by the advice that it may have.
+// Some errors prove that nothing ran. They must not be followed by the advice that something may have run.
 func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 	t.Parallel()
 	server, secured := testenv.Redis(t, testenv.WithPassword("right")),
@@ -74,7 +74,7 @@ func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 		}
 		require.NoError(t, server.Client().Do(t.Context(), rule...).Err())
 	}
-	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts and answers nothing
+	silent, err := net.Listen("tcp", "127.0.0.1:0") // it accepts connections and never replies
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
 

@@ -185,7 +185,7 @@ func TestTheBoundCountsTheLongestTimeWithoutARefill(t *testing.T) {
 	require.Equal(t, 1200*time.Millisecond, gaps.longest)
 }
 
-// lockedBuffer is read while the program writes it.
+// lockedBuffer can be read while the program writes to it.
 type lockedBuffer struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

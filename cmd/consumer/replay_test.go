@@ -123,7 +123,7 @@ func TestReplayThatIsStoppedReportsWhatItReplayed(t *testing.T) {
 	go func() {
 		defer close(wrote)
 		_, _ = io.WriteString(writer, `192.0.2.1 - - [17/May/2015:10:05:03 +0000] "GET / HTTP/1.1" 200 1`+"\n")
-		cancel() // the log goes on, silent
+		cancel() // the log has not ended, but has no more lines
 	}()
 	out, _, err := replayed(ctx, stdin, "-", "--capacity", "3", "--rate", "10/m", "-o", "json")
 	<-wrote

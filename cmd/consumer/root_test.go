@@ -22,7 +22,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// outcome is what a run of the program leaves behind.
+// outcome is the result of a run of the program.
 type outcome struct {
 	code           int
 	stdout, stderr string
@@ -183,7 +183,7 @@ func TestJSONIsForScripts(t *testing.T) {
 	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
 }
 
-// The commands take from a budget while no refiller is alive. A wait ends at each step.
+// The commands take from a budget while no refiller is alive. A wait ends at the next step.
 func TestCommandsFindTheStepsOfABudget(t *testing.T) {
 	server := testenv.Redis(t)
 	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "b:",
@@ -197,7 +197,7 @@ func TestCommandsFindTheStepsOfABudget(t *testing.T) {
 		require.Equal(t, cli.ExitOK, o.code, "%+v", o)
 	}
 	o := consumer(t.Context(), server.URL(), "reserve", "b:1", "-n", "4", "--ttl", "1m", "--id", "job", "-o", "json")
-	for o.code == exitDenied { // the step comes
+	for o.code == exitDenied { // until the next step
 		o = consumer(t.Context(), server.URL(), "reserve", "b:1", "-n", "4", "--ttl", "1m", "--id", "job", "-o", "json")
 	}
 	require.Equal(t, cli.ExitOK, o.code, "%+v", o)
@@ -289,7 +289,7 @@ func TestEveryKindOfAddressWorks(t *testing.T) {
 	require.Contains(t, o.stdout, "2 of 3 tokens left")
 }
 
-// An image with the programs alone has no database of time zones.
+// An image that has only the programs has no database of time zones.
 func TestTimeZonesAreInsideThePrograms(t *testing.T) {
 	t.Parallel()
 	for _, program := range []string{"refiller", "consumer"} {

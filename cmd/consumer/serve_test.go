@@ -43,8 +43,7 @@ func startSidecar(t *testing.T, redisURL string, args ...string) (p *testenv.Pro
 	return p, address("http"), address("grpc")
 }
 
-// The transcript in the documentation is what curl really prints, except for
-// times that depend on when it is run.
+// The transcript in the documentation matches curl's output, except for times that depend on the time of the run.
 func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 	server, rdb := newBucket(t, hourly(3))
 	terms := hourly(10).Terms(policy.Fence{})
@@ -72,7 +71,8 @@ func TestTheTranscriptInTheDocumentationIsReal(t *testing.T) {
 	}
 }
 
-// timeless leaves out how long something takes, to the hour, and when something ends.
+// timeless replaces times that differ from run to run. It rounds lengths of time to the hour or removes them, and
+// removes ends.
 func timeless(s string) string {
 	s = regexp.MustCompile(`"(retry|reset)_after_ms":([1-9]\d*)`).ReplaceAllStringFunc(strings.TrimSpace(s),
 		func(m string) string {
@@ -105,7 +105,7 @@ func TestServeAnswersEnvoyAndEndsWhenAskedTo(t *testing.T) {
 	require.Equal(t, rls.RateLimitResponse_OVER_LIMIT, res.GetOverallCode())
 	require.NotEmpty(t, res.GetResponseHeadersToAdd())
 
-	// A wait that is under way when the signal comes is finished.
+	// A wait that is under way when the signal comes is completed.
 	terms := policy.Policy{Capacity: 1, Rate: policy.Rate{Tokens: 1, Per: 3 * time.Second}}.Terms(policy.Fence{})
 	_, err = lua.Refill(t.Context(), rdb, "mail", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
@@ -209,8 +209,7 @@ func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 	}
 }
 
-// What the files say changes while the sidecar runs: when they change, and at SIGHUP. A file that is wrong changes
-// nothing.
+// The sidecar reads its files again when they change, and at SIGHUP. If a file is wrong, the limits don't change.
 func TestServeFollowsItsFiles(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	dir := t.TempDir()
@@ -285,7 +284,7 @@ func TestServeFollowsItsFiles(t *testing.T) {
 	accepted("1")
 }
 
-// A new file in a directory is in force without a restart, and so is the end of one.
+// If a file is added to a directory or removed from it, the limits change without a restart.
 func TestServeFollowsADirectory(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	dir := t.TempDir()
@@ -315,7 +314,7 @@ func TestServeFollowsADirectory(t *testing.T) {
 	require.Eventually(t, func() bool { return config() == edge }, 20*time.Second, 10*time.Millisecond)
 }
 
-// A SIGHUP, as of a terminal that closes, doesn't end a sidecar that follows no file.
+// A SIGHUP doesn't end a sidecar without files. A terminal that closes sends this signal.
 func TestServeOutlivesAHangUp(t *testing.T) {
 	server, _ := newBucket(t, hourly(3))
 	p, address, _ := startSidecar(t, server.URL())

@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli"
 )
 
-// receiver is a collector that keeps the spans it gets.
+// receiver is a collector that keeps the spans that it receives.
 type receiver struct {
 	collector.UnimplementedTraceServiceServer
 
@@ -77,8 +77,8 @@ func attributesOf(list []*commonpb.KeyValue) map[string]*commonpb.AnyValue {
 	return all
 }
 
-// A take has two spans: the sidecar's is below the caller's, and the SDK's is below the sidecar's. The collector has
-// them by the time that the sidecar has ended.
+// A take has two spans: the sidecar's is below the caller's, and the SDK's is below the sidecar's. When the sidecar has
+// ended, the collector has both.
 func TestServeExportsTheSpansOfATake(t *testing.T) {
 	const (
 		trace  = "4bf92f3577b34da6a3ce929d0e0e4736"

@@ -49,7 +49,8 @@ func filesIn(t *testing.T, dir string) []os.DirEntry {
 	return entries
 }
 
-// A roll-back of the file alone changes nothing: the check says so, and a raised version makes it take effect.
+// If only the file is rolled back, the policies in force don't change. The check reports this. With a higher version,
+// the file is accepted.
 func TestARollBackIsRefusedUntilTheVersionIsRaised(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb := server.Client()

@@ -147,7 +147,7 @@ func TestWrongNumbersOfArgumentsNameThoseThatAreWanted(t *testing.T) {
 	}
 }
 
-// Values of the chart: problems have their lines in the file, extraEnv counts in place of the program's environment.
+// In values of the chart, problems have their lines in the file of values. extraEnv replaces the program's environment.
 func TestCheckReadsValuesOfTheChart(t *testing.T) {
 	values := `replicas: 2
 extraEnv:

@@ -20,7 +20,7 @@ func testContext(t *testing.T) (context.Context, context.CancelFunc) {
 	return context.WithCancel(t.Context())
 }
 
-// Every command that reaches Redis does so with the same variables and flags, with and without a file.
+// Every command that connects to Redis uses the same variables and flags, with and without a file.
 func TestCommandsLogInWithoutAFile(t *testing.T) {
 	certs := testenv.NewCerts(t)
 	server := testenv.Redis(t, testenv.WithTLS(certs), testenv.WithPassword("hunter2"))

@@ -52,7 +52,7 @@ func TestDeleteRemovesABucketAndNothingElse(t *testing.T) {
 	require.Contains(t, stderr, "unknown bucket")
 }
 
-// A key of another program is no bucket, whatever a person takes it for.
+// A key of another program is not a bucket, so it is not deleted.
 func TestDeleteLeavesOtherProgramsKeysAlone(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

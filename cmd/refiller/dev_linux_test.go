@@ -13,7 +13,7 @@ func TestReplicasDieWithDev(t *testing.T) {
 	p := startDev(t, "--mode", "race")
 	p.find(ready)
 	require.Len(t, p.replicas(), 3)
-	p.Kill() // its group; the replicas have groups of their own
+	p.Kill() // kills its process group; each replica is in another one
 	for _, pid := range p.replicas() {
 		require.Eventually(t, func() bool { return syscall.Kill(pid, 0) != nil }, patience, 10*time.Millisecond)
 	}

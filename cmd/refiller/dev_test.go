@@ -20,10 +20,10 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// patience bounds what a test waits for; the machine may be busy.
+// patience is the longest time that a test waits for an event. It is long because the machine may be busy.
 const patience = 2 * time.Minute
 
-// playground is a "refiller dev" with a directory for temporary files of its own.
+// playground is a running "refiller dev" with a separate directory for temporary files.
 type playground struct {
 	*testenv.Process
 	t   *testing.T
@@ -49,7 +49,7 @@ func (p playground) find(pattern string) []string {
 	return match
 }
 
-// end waits for the end, and requires that nothing is left of it.
+// end waits for the end of the playground. It requires that no process and no file of the playground is left.
 func (p playground) end(code int) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.t.Context(), patience)
@@ -65,7 +65,7 @@ func (p playground) end(code int) {
 	require.Empty(p.t, left)
 }
 
-// replicas are the process ids that the output names, of replicas past and present.
+// replicas returns the process ids of replicas that the output names. Some of these replicas may have ended.
 func (p playground) replicas() (pids []int) {
 	for _, m := range regexp.MustCompile(`pid (\d+)`).FindAllStringSubmatch(p.Log(), -1) {
 		pid, err := strconv.Atoi(m[1])
@@ -75,7 +75,7 @@ func (p playground) replicas() (pids []int) {
 	return pids
 }
 
-// requirePrinted types the commands that the playground prints for a second terminal.
+// requirePrinted runs the commands that the playground prints for a second terminal.
 func (p playground) requirePrinted() {
 	p.t.Helper()
 	commands := regexp.MustCompile(`(?m)^\s+(refiller|consumer) (.+)$`).FindAllStringSubmatch(p.Log(), -1)
@@ -88,7 +88,7 @@ func (p playground) requirePrinted() {
 	}
 }
 
-// requireRefills waits until every sample bucket with a rate is refilled again and again.
+// requireRefills waits until every sample bucket with a rate has been refilled several times.
 func requireRefills(t *testing.T, url string) {
 	t.Helper()
 	options, err := redis.ParseURL(url)

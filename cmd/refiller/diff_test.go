@@ -93,7 +93,7 @@ func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 	changes := []string{
 		"  - {key: gone, capacity: 100, rate: 50/s}\n", "  - {key: new, capacity: 100, rate: 50/s}\n",
 		"{key: lower, capacity: 100, rate: 50/s, degraded: local}", "{key: lower, capacity: 50, rate: 10/m}",
-		"every: 1h", "cron: \"30 * * * *\"", // at no instant of the other: what is due next differs at any time of day
+		"every: 1h", "cron: \"30 * * * *\"", // no common instants, so the next instants always differ
 		"prefix: \"old:\"", "prefix: \"new:\"", "capacity: 60, rate: 1/s}\n  - {prefix: \"old",
 		"capacity: 60, rate: 2/s, max_keys: 9}\n  - {prefix: \"new",
 		"rate: 1000/s, capacity: 2000", "rate: 1000/s, floor_share: 40%, capacity: 2000", "us: {}",

@@ -56,7 +56,7 @@ func TestDoctorAsksInModeRaceForNoLeader(t *testing.T) {
 	require.Contains(t, stdout, "mode race has no election")
 }
 
-// A user with every right on the doctor's own bucket may have none on those of the configuration.
+// A user may have every right for the doctor's own bucket, and none for the buckets of the configuration.
 func TestDoctorExaminesTheBucketsOfTheConfiguration(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

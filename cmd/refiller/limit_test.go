@@ -103,7 +103,7 @@ func TestCheckShowsTemplates(t *testing.T) {
 	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
 }
 
-// A full bucket of a template, which no replica refills, is reset to less. From then on it is refilled.
+// No replica refills a bucket of a template while it is full. After a reset to fewer tokens it is refilled.
 func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -124,7 +124,7 @@ func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	require.True(t, rdb.SIsMember(ctx, set, "user:42").Val())
 	require.Contains(t, stderr, "tokens=10 ")
 
-	// Without -n the audit line names no number of tokens, only those that the bucket holds.
+	// Without -n, the only number of tokens in the audit line is the number that the bucket holds.
 	code, stdout, stderr = runWith(t, nil, "reset", "user:42", "-c", path)
 	require.Zero(t, code, stdout+stderr)
 	require.NotContains(t, stderr, "tokens=")

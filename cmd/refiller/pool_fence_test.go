@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// twoRegions are replicas of eu and of us that share a pool; us reaches etcd by a link of its own.
+// twoRegions has replicas of the regions eu and us, which share a pool. us reaches etcd over a separate link.
 type twoRegions struct {
 	t     *testing.T
 	path  string // of the configuration of eu
@@ -95,8 +95,8 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Zero(t, code, stderr)
 	w.eventually("it is served again", func(a poolAnswer) bool { return a.Pools[0].Regions[1].Granted > 200 })
 
-	// Shares may still move while it is served again: how much it uses when it is cut off is not known to a digit, nor, on
-	// a busy machine, whether it has been offered less within the second.
+	// Shares may still change after us is served again. So the rate that us uses when it is cut off is only known roughly.
+	// On a busy machine it is also unknown whether us was offered less within the last second.
 	w.link.Cut()
 	code, stdout, stderr = run("fence", "us", "--drain", "--yes", "--wait", "1s")
 	require.Equal(t, cli.ExitFailed, code)

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// planned is what pool plan says of a file.
+// planned returns the plan for a file with these pools.
 func (w *twoRegions) planned(pools string) (p plan) {
 	w.t.Helper()
 	code, stdout, stderr := runWith(w.t, nil, "pool", "plan", writeConfig(w.t, w.text["eu"]+pools), "-o", "json")
@@ -25,7 +25,7 @@ func (w *twoRegions) planned(pools string) (p plan) {
 	return p
 }
 
-// What a plan says is what is in force once the file is.
+// The rates of a plan are the rates in force after the file was put in force.
 func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 	t.Parallel()
 	w := startTwoRegions(t)
@@ -81,7 +81,7 @@ func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 		return a.Version == 4
 	})
 
-	// Another region, a pool that ends and one that begins. us is drained and eu is lost.
+	// This file adds a region and a pool, and removes a pool. us is drained and eu is lost.
 	code, _, stderr := runWith(t, nil, "pool", "fence", "us", "--drain", "--yes", "-c", w.path)
 	require.Zero(t, code, stderr)
 	p = w.planned(`version: 5

@@ -19,8 +19,8 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// pooledRegion runs a replica of region eu of a pool that us has a part in, too, and returns the path of its
-// configuration and the address of its admin server.
+// pooledRegion runs a replica of the region eu. Its pool also has the region us. pooledRegion returns the path of the
+// configuration and the address of the admin server.
 func pooledRegion(t *testing.T) (path, addr string) {
 	t.Helper()
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
@@ -38,7 +38,7 @@ pools:
 func TestPoolStatusFenceAndLift(t *testing.T) {
 	t.Parallel()
 	path, addr := pooledRegion(t)
-	// answer types into the prompt.
+	// answer runs a command, and types a line at its prompt.
 	answer := func(line string, args ...string) (string, error) {
 		var out, errs bytes.Buffer
 		root := rootCommand(env{Stdout: &out, Stderr: &errs})
@@ -92,7 +92,7 @@ REGION`, stdout)
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
 	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")
 
-	// A region of another name, and second thoughts.
+	// The command refuses unknown regions and a wrong prefix. An operator may also decline.
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
 	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, `region "asia" is in no pool: regions are eu, us`)
@@ -205,7 +205,7 @@ func fits(t *testing.T, text string) {
 // words is text on one line.
 func words(text string) string { return strings.Join(strings.Fields(text), " ") }
 
-// Whatever is wrong with a pool is shown in full, in 80 columns, on a terminal and elsewhere.
+// Every remark about a pool is shown in full within 80 columns, on a terminal and elsewhere.
 func TestPoolStatusShowsEveryRemarkInEightyColumns(t *testing.T) {
 	t.Parallel()
 	region := pool.RegionStatus{Region: "eu-west-1", Granted: 737.5, Floor: 100, Demand: 5000, Claimed: 737.5,
@@ -242,7 +242,7 @@ func TestPoolStatusShowsEveryRemarkInEightyColumns(t *testing.T) {
 	}
 }
 
-// An etcd that comes back shows the shares of the past at first. No region that lives has a grant then.
+// After an outage of etcd, its shares may be old at first. Then no living region has a grant.
 func TestPoolStatusSaysThatNoLivingRegionHasAGrant(t *testing.T) {
 	t.Parallel()
 	const remark = "no living region has a grant: floors only; these shares may be out of date\n"
@@ -316,7 +316,7 @@ func TestPoolStatusShowsTheLastHour(t *testing.T) {
 		return sum > 0.1 && sum < 1.000001
 	}, 30*time.Second, 100*time.Millisecond)
 	_, stdout, _ := runWith(t, nil, args...)
-	// Of a minute that has just begun nothing is known.
+	// The minute that has just begun may have no value yet.
 	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+·?\nus  ·+[▁-█]+·?$`, stdout)
 
 	code, _, stderr := runWith(t, nil, "pool", "status", "-c", w.path, "--history", "--addr", "127.0.0.1:1")

@@ -41,7 +41,7 @@ buckets:
 			ticks := time.NewTicker(every)
 			defer ticks.Stop()
 			for ctx.Err() == nil {
-				_, _ = c.Take(ctx, "acme", 1, fetch.WithFlow(flow)) // the bucket may not be there yet
+				_, _ = c.Take(ctx, "acme", 1, fetch.WithFlow(flow)) // the bucket may not exist yet
 				<-ticks.C
 			}
 		})

@@ -132,7 +132,7 @@ func runReplica(t *testing.T, cfg config.Config, identity string) *replica.Repli
 	return r
 }
 
-// asked is what status says of a replica within 80 columns, and as JSON.
+// asked returns the status of a replica as text within 80 columns, and as JSON.
 func asked(t *testing.T, addr string) (text string, s admin.Status) {
 	t.Helper()
 	var out bytes.Buffer

@@ -23,10 +23,10 @@ import (
 
 const (
 	root  = "../.."
-	token = "secret" // of the one user
+	token = "secret" // of the only user
 )
 
-// server is an API server and the etcd behind it.
+// server is an API server with its etcd.
 type server struct {
 	t   *testing.T
 	dir string
@@ -65,7 +65,7 @@ func start(t *testing.T) *server {
 		"--cert-dir", s.dir+"/certs", "--service-cluster-ip-range", "10.0.0.0/24", "--token-auth-file", s.dir+"/tokens.csv",
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", s.dir+"/accounts.pem",
 		"--service-account-signing-key-file", s.dir+"/accounts.pem", "--authorization-mode", "RBAC",
-		"--disable-admission-plugins", "ServiceAccount") // its controller, which makes the accounts, doesn't run
+		"--disable-admission-plugins", "ServiceAccount") // the controller that makes the accounts doesn't run
 	s.url = "https://" + port
 	s.writeKubeconfig()
 	deadline := time.Now().Add(2 * time.Minute)
@@ -75,11 +75,11 @@ func start(t *testing.T) *server {
 			return s
 		}
 		require.True(t, time.Now().Before(deadline), "the API server isn't ready: %s", out)
-		time.Sleep(200 * time.Millisecond) // there is no signal: it is asked
+		time.Sleep(200 * time.Millisecond) // poll, because there is no signal
 	}
 }
 
-// address is a free one on loopback.
+// address returns a free address on loopback.
 func address(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -99,7 +99,7 @@ func (s *server) run(name string, args ...string) {
 	require.NoError(s.t, cmd.Start(), "build the programs with make test-apiserver")
 	s.t.Cleanup(func() {
 		_ = cmd.Process.Kill()
-		_ = cmd.Wait() // killed
+		_ = cmd.Wait() // an error is expected, because it was killed
 		if text, err := os.ReadFile(log.Name()); err == nil && s.t.Failed() {
 			s.t.Logf("%s:\n%s", name, text[max(0, len(text)-3000):])
 		}
@@ -130,7 +130,8 @@ func (s *server) write(name, text string) {
 	require.NoError(s.t, os.WriteFile(filepath.Join(s.dir, name), []byte(text), 0o600))
 }
 
-// command is a command line of the repository's root, whose kubectl refuses unknown and repeated fields.
+// command returns a command that runs a command line in the repository's root. Its kubectl refuses unknown and repeated
+// fields.
 func (s *server) command(line string) *exec.Cmd {
 	args := strings.Fields(line)
 	for i, arg := range args {
@@ -149,7 +150,8 @@ func (s *server) command(line string) *exec.Cmd {
 	return cmd
 }
 
-// ok runs a command that succeeds and returns its standard output. Helm reports links in a chart as errors.
+// ok runs a command, which must succeed, and returns its standard output. It ignores that Helm reports links in a chart
+// as errors.
 func (s *server) ok(line string) string {
 	s.t.Helper()
 	var stderr strings.Builder
@@ -160,7 +162,8 @@ func (s *server) ok(line string) string {
 	return string(out)
 }
 
-// version returns that of the API server, such as v1.36.1. The helm that is built here knows none of its own.
+// version returns the version of the API server, such as v1.36.1. The helm that is built here knows no version of
+// Kubernetes.
 func (s *server) version() string {
 	s.t.Helper()
 	var all struct {
@@ -195,7 +198,7 @@ spec:
 	return all.String()
 }
 
-// One server takes all: the kustomizations, the chart with its sets of values, and the tutorial.
+// One server accepts everything: the kustomizations, the chart with its sets of values, and the tutorial.
 func TestAnAPIServerTakesAllThatIsApplied(t *testing.T) {
 	s := start(t)
 	s.write("monitoring.yaml", monitoring())
@@ -232,8 +235,8 @@ func TestAnAPIServerTakesAllThatIsApplied(t *testing.T) {
 	require.Contains(t, string(out), `unknown field "dat"`)
 }
 
-// pods creates a pod of each Deployment's template in a namespace of the restricted Pod Security level, without keeping
-// it.
+// pods creates a pod of each Deployment's template in a namespace of the restricted Pod Security level. This is a dry
+// run, so no pod is stored.
 func pods(t *testing.T, s *server, namespace string) {
 	t.Helper()
 	s.ok("kubectl label --overwrite namespace " + namespace + " pod-security.kubernetes.io/enforce=restricted")
@@ -248,7 +251,7 @@ func pods(t *testing.T, s *server, namespace string) {
 	}
 }
 
-// The commands of the tutorial that need no pod that runs.
+// This test runs the commands of the tutorial that need no running pod.
 func TestTheTutorialIsTaken(t *testing.T) {
 	s := start(t)
 	text, err := os.ReadFile(root + "/docs/tutorials/kubernetes.md")
@@ -256,7 +259,7 @@ func TestTheTutorialIsTaken(t *testing.T) {
 	for _, m := range regexp.MustCompile("(?s)\n```yaml file=(\\S+)\n(.*?)\n```").FindAllStringSubmatch(string(text), -1) {
 		s.write(m[1], m[2])
 	}
-	// What is for readers of a release is a comment until then.
+	// Before a release, the text for its readers is in a comment.
 	page := regexp.MustCompile("(?s)<!-- released\n.*?\nreleased -->").ReplaceAllString(string(text), "")
 	page = strings.ReplaceAll(page, "\\\n", " ")
 	ran := 0

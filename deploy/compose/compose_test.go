@@ -25,7 +25,7 @@ func load(t *testing.T) *types.Project {
 	t.Helper()
 	options, err := cli.NewProjectOptions([]string{"compose.yaml"})
 	require.NoError(t, err)
-	project, err := options.LoadProject(t.Context()) // refuses what the specification doesn't have
+	project, err := options.LoadProject(t.Context()) // refuses fields that the specification doesn't have
 	require.NoError(t, err)
 	return project
 }
@@ -56,7 +56,7 @@ func TestTheFileIsOfTheSpecificationAndItsMountsAreThere(t *testing.T) {
 	}
 }
 
-// Several services that build one tag at once make BuildKit fail: "image already exists".
+// If several services build one tag at the same time, BuildKit fails with "image already exists".
 func TestOneServiceBuildsTheImageOfAll(t *testing.T) {
 	var builders, users []string
 	for name, s := range load(t).Services {
@@ -74,7 +74,7 @@ func TestOneServiceBuildsTheImageOfAll(t *testing.T) {
 
 func TestMain(m *testing.M) { imagetest.Main(m) }
 
-// output runs what a service runs, with the files that it mounts where they are here.
+// output runs the command of a service. Mounted files are replaced by the files in the repository.
 func output(t *testing.T, program string, s types.ServiceConfig, more ...string) string {
 	t.Helper()
 	args := slices.Clone(s.Command)
@@ -97,13 +97,14 @@ func TestTheProgramsUnderstandTheirArgumentsAndFiles(t *testing.T) {
 	}
 	sidecar := project.Services["sidecar"]
 	require.Equal(t, types.ShellCommand{"/consumer"}, sidecar.Entrypoint)
-	// It gets as far as the address of Redis, and no further without the file for Envoy.
+	// The program accepts its arguments and fails only at the address of Redis. With a valid address, it fails without the
+	// file for Envoy.
 	require.Contains(t, output(t, "consumer", sidecar, "--redis=nowhere"), "redis://host:port/db")
 	out := output(t, "consumer", sidecar, "--redis=redis://127.0.0.1:1/0", "--envoy=missing.yaml")
 	require.Contains(t, out, "missing.yaml")
 }
 
-// envoyConfig reads a configuration of Envoy, and what its first filter does.
+// envoyConfig reads a configuration of Envoy, and returns the configuration of its first filter.
 func envoyConfig(t *testing.T, file string) *hcmv3.HttpConnectionManager {
 	t.Helper()
 	text, err := os.ReadFile(file)
@@ -124,7 +125,7 @@ func TestEnvoysConfigurationIsOfItsAPI(t *testing.T) {
 	envoyConfig(t, "../../examples/envoy/envoy.yaml")
 	manager := envoyConfig(t, "envoy.yaml")
 
-	// Its descriptor is one that the sidecar knows, and the bucket is there.
+	// The sidecar's file must have Envoy's descriptor, and its bucket must exist.
 	action := manager.GetRouteConfig().VirtualHosts[0].RateLimits[0].Actions[0].GetGenericKey().DescriptorValue
 	var edge struct {
 		Descriptors []struct {
@@ -146,7 +147,7 @@ func read(t *testing.T, path string, into any) {
 	require.NoError(t, yaml.Unmarshal(text, into))
 }
 
-// Every address that a file names is a service of the demo and a port that it listens on.
+// Every address in a file must be a service of the demo, with a port on which the service listens.
 func TestPrometheusAndGrafanaAskServicesOfTheDemo(t *testing.T) {
 	project := load(t)
 	var prometheus struct {

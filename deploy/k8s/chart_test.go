@@ -128,8 +128,8 @@ func TestTheChartHasNoFindings(t *testing.T) {
 	}
 }
 
-// general makes what the chart and kustomize render comparable: without what only Helm adds, and with configurations as
-// values.
+// general makes the objects of the chart and of kustomize comparable. It removes the parts that only Helm adds, and
+// parses the configurations.
 func general(t *testing.T, objects []runtime.Object) map[string]any {
 	t.Helper()
 	all := map[string]any{}
@@ -177,7 +177,7 @@ func TestTheChartRendersWhatTheBaseDoes(t *testing.T) {
 	require.Equal(t, general(t, base), general(t, chart))
 }
 
-// The overlay dev names its etcd by variables, and the chart in the configuration.
+// The overlay dev sets the addresses of etcd in variables, and the chart sets them in the configuration.
 func TestTheChartOfAnElectionRendersWhatTheComponentDoes(t *testing.T) {
 	t.Parallel()
 	dev, err := load(filesys.MakeFsOnDisk(), "overlays/dev")
@@ -193,7 +193,7 @@ func TestTheChartOfAnElectionRendersWhatTheComponentDoes(t *testing.T) {
 		general(t, []runtime.Object{refillerOf(t, chart), only[*networkingv1.NetworkPolicy](chart)[0]}))
 }
 
-// Its sidecar listens to other pods and ends slowly; all else is as in a pod of its own.
+// The chart's sidecar listens for other pods and ends slowly. Otherwise it is the same as the component's sidecar.
 func TestTheChartsSidecarIsThatOfTheComponent(t *testing.T) {
 	t.Parallel()
 	app, err := load(filesys.MakeFsOnDisk(), "overlays/example-app")
@@ -223,7 +223,7 @@ func TestTheChartsSidecarIsThatOfTheComponent(t *testing.T) {
 	require.Equal(t, pod.SecurityContext.RunAsUser, want.SecurityContext.RunAsUser)
 	require.Equal(t, pod.SecurityContext.SeccompProfile, want.SecurityContext.SeccompProfile)
 	require.Equal(t, want.Command, got.Command)
-	for _, c := range []*corev1.Container{&want, &got} { // compared above, or meant to differ
+	for _, c := range []*corev1.Container{&want, &got} { // these fields are compared above, or must differ
 		c.Args = nil
 		c.Env = nil
 		c.Ports = nil
@@ -284,7 +284,7 @@ func TestTheChartsRulesAndDashboardAreThoseOfMonitoring(t *testing.T) {
 	require.JSONEq(t, string(dashboard), found)
 }
 
-// The component holds a copy, as kustomize reads no file outside of a kustomization's directory.
+// The component has a copy of the rules, because kustomize reads no file outside of a kustomization's directory.
 func TestTheComponentsRulesAreThoseOfMonitoring(t *testing.T) {
 	const path = "components/alerts/prometheusrule.yaml"
 	rules, err := os.ReadFile("../monitoring/alerts.yaml")
@@ -306,7 +306,8 @@ func TestTheComponentsRulesAreThoseOfMonitoring(t *testing.T) {
 	require.True(t, want == string(text), `it is old: "make config-docs" writes it`)
 }
 
-// schemaOfValues is the chart's schema with that of the configuration in its place.
+// schemaOfValues returns the schema of the chart's values, in which it replaces the schema of the configuration by the
+// present one.
 func schemaOfValues(t *testing.T, values []byte) []byte {
 	t.Helper()
 	text, err := os.ReadFile("../../internal/config/schema.json")
@@ -363,7 +364,7 @@ func TestWrongValuesAreRefused(t *testing.T) {
 		_, err = renderChart(values)
 		require.ErrorContains(t, err, c.message, name)
 	}
-	// A ConfigMap of one's own says what the buckets are.
+	// A user's own ConfigMap has the buckets, so the chart renders none.
 	files, err := renderChart(map[string]any{"existingConfigMap": "mine"})
 	require.NoError(t, err)
 	require.Empty(t, strings.TrimSpace(files["config.yaml"]))

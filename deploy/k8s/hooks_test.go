@@ -97,7 +97,7 @@ func TestChecksRunBeforeAnUpgradeAndInHelmTest(t *testing.T) {
 	}
 }
 
-// runsAgainstRedis shows that the program understands the arguments of a check: it gets as far as the address of Redis.
+// runsAgainstRedis checks that the program accepts the arguments of a check, and fails only at the address of Redis.
 func runsAgainstRedis(t *testing.T, c corev1.Container, configMap string) {
 	t.Helper()
 	var object corev1.ConfigMap
@@ -217,7 +217,7 @@ func TestANetworkPolicyOpensThePortsOfTheConfiguration(t *testing.T) {
 	}
 }
 
-// The sidecar may reach Redis by an address of its own.
+// The sidecar may have another address of Redis than the refillers.
 func TestTheSidecarsNetworkPolicyOpensThePortOfItsOwnAddress(t *testing.T) {
 	t.Parallel()
 	objects, err := withValues(t, "extraEnv: [{name: REFILLER_REDIS_URL, value: 'redis://r:7'}]\n"+

@@ -28,7 +28,7 @@ import (
 	"github.com/tokenrefill/refiller/deploy/internal/imagetest"
 )
 
-// pods are the templates of all pods.
+// pods returns the templates of all pods.
 func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
 	all := map[string]corev1.PodTemplateSpec{}
 	for _, d := range only[*appsv1.Deployment](objects) {
@@ -40,7 +40,7 @@ func pods(objects []runtime.Object) map[string]corev1.PodTemplateSpec {
 	return all
 }
 
-// refillerOf is the Deployment of the refillers.
+// refillerOf returns the Deployment of the refillers.
 func refillerOf(t *testing.T, objects []runtime.Object) *appsv1.Deployment {
 	t.Helper()
 	found := slices.DeleteFunc(only[*appsv1.Deployment](objects), func(d *appsv1.Deployment) bool {
@@ -50,7 +50,7 @@ func refillerOf(t *testing.T, objects []runtime.Object) *appsv1.Deployment {
 	return found[0]
 }
 
-// podsOf is the template of the pods of a component.
+// podsOf returns the template of the pods of a component.
 func podsOf(t *testing.T, objects []runtime.Object, component string) corev1.PodTemplateSpec {
 	t.Helper()
 	for _, pod := range pods(objects) {
@@ -70,7 +70,7 @@ func TestPodsMeetTheRestrictedLevel(t *testing.T) {
 		for name, pod := range pods(objects) {
 			result := policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, &pod.Spec))
 			require.True(t, result.Allowed, "%s: %s", name, result.ForbiddenDetail())
-			// The check sees what is wrong.
+			// The evaluation must find a mistake.
 			bad := pod.Spec.DeepCopy()
 			bad.Containers[0].SecurityContext.Capabilities = nil
 			require.False(t, policy.AggregateCheckResults(evaluator.EvaluatePod(level, &pod.ObjectMeta, bad)).Allowed)
@@ -232,7 +232,7 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 	require.Equal(t, corev1.ContainerRestartPolicyAlways, *c.RestartPolicy, "it stays beside the program")
 	require.Equal(t, []string{"/consumer"}, c.Command, "its path in the image")
 
-	// Who isn't in the pod reaches probes and metrics and no bucket.
+	// Clients outside of the pod reach probes and metrics, but no bucket.
 	for _, a := range c.Args {
 		address, served := strings.CutPrefix(a, "--http=")
 		if !served {
@@ -249,7 +249,7 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 	understands(t, c)
 }
 
-// understands shows that the program understands the arguments of a sidecar: it gets as far as the address of Redis.
+// understands checks that the program accepts the arguments of a sidecar, and fails only at the address of Redis.
 func understands(t *testing.T, c corev1.Container) {
 	t.Helper()
 	args := append(slices.Clone(c.Args), "--redis=nowhere")
@@ -258,8 +258,7 @@ func understands(t *testing.T, c corev1.Container) {
 	require.Contains(t, string(out), "redis://host:port/db")
 }
 
-// The program itself checks the file that it will read, with the environment
-// that the pod will have.
+// The program itself checks the file that it will read, with the environment that the pod will have.
 func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
 	program := imagetest.Program(t, "refiller")
 	dir := t.TempDir() // outlives the parallel tests

@@ -22,16 +22,14 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// refillers are the directories of refillers that a person applies, and
-// kustomizations are all that a person applies.
+// refillers are the directories of refillers that users apply. kustomizations are all the directories that users apply.
 var (
 	refillers = []string{"base", "overlays/dev", "overlays/production", "overlays/regions/eu-west-1",
 		"overlays/regions/us-east-1"}
 	kustomizations = append([]string{"overlays/example-app"}, refillers...)
 )
 
-// render builds a kustomization from the file system and returns its objects as
-// YAML, one each.
+// render builds a kustomization from the file system. It returns the YAML of each object.
 func render(fs filesys.FileSystem, dir string) ([][]byte, error) {
 	resources, err := krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(fs, dir)
 	if err != nil {
@@ -79,10 +77,9 @@ func load(fs filesys.FileSystem, dir string) ([]runtime.Object, error) {
 	return objects, nil
 }
 
-// decodeSource decodes a file of this directory strictly: objects, patches that
-// are parts of objects, and lists of JSON patches. kustomize drops a whole list
-// when a patch of it misspells the field that names its elements, so that the
-// rendered objects don't show it.
+// decodeSource decodes a file of this directory strictly. The file may have objects, patches that are parts of objects,
+// and lists of JSON patches. The rendered objects are not enough for this check. If a patch misspells the field that
+// names the elements of a list, kustomize drops the whole list.
 func decodeSource(path string, text []byte) error {
 	switch filepath.Base(path) {
 	case "kustomization.yaml", "config.yaml": // kustomize and the program refuse unknown fields
@@ -133,7 +130,7 @@ func loadOf(name string) ([]runtime.Object, error) {
 	return load(filesys.MakeFsOnDisk(), name)
 }
 
-// each runs a test for each of the directories and files of values.
+// each runs a test for each of the directories and the files of values.
 func each(t *testing.T, dirs []string, test func(t *testing.T, objects []runtime.Object)) {
 	for _, dir := range dirs {
 		t.Run(dir, func(t *testing.T) {
@@ -157,7 +154,7 @@ func TestEveryKustomizationIsTested(t *testing.T) {
 	require.ElementsMatch(t, kustomizations, found)
 }
 
-// only are the objects of a type.
+// only returns the objects of a type.
 func only[T runtime.Object](objects []runtime.Object) []T {
 	var list []T
 	for _, o := range objects {

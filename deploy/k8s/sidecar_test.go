@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/deploy/internal/imagetest"
 )
 
-// mounted writes the files of a sidecar's volumes below a directory, as the kubelet would, and returns the container's
+// mounted writes the files of a sidecar's volumes below a directory, as the kubelet would. It returns the container's
 // arguments with that directory before each path.
 func mounted(t *testing.T, pod corev1.PodSpec, maps map[string]*corev1.ConfigMap) (args, files []string) {
 	t.Helper()
@@ -47,7 +47,7 @@ func mounted(t *testing.T, pod corev1.PodSpec, maps map[string]*corev1.ConfigMap
 	return args, files
 }
 
-// certificate is what cert-manager writes into a Secret.
+// certificate returns the content that cert-manager writes into a Secret.
 func certificate(t *testing.T) map[string]string {
 	t.Helper()
 	server := httptest.NewTLSServer(nil)

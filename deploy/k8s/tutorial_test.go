@@ -19,8 +19,8 @@ import (
 
 const tutorial = "../../docs/tutorials/kubernetes.md"
 
-// The tutorial's files render, its commands name what they render, and the programs understand them. With a cluster's
-// API server, `make test-apiserver` runs its commands.
+// The tutorial's files render, its commands name the rendered objects, and the programs accept them. `make
+// test-apiserver` runs the commands with the API server of a cluster.
 func TestTheTutorialOnKubernetesNamesWhatItInstalls(t *testing.T) {
 	t.Parallel()
 	text, err := os.ReadFile(tutorial)

@@ -13,10 +13,10 @@ import (
 	"sigs.k8s.io/kustomize/kyaml/yaml"
 )
 
-// free are the fields whose own fields have names of our choice.
+// free are the fields whose own fields may have any name.
 var free = []string{"labels", "annotations", "matchLabels", "requests", "limits", "data", "pairs"}
 
-// typos are all ways to misspell one name of a field in a YAML file.
+// typos returns a YAML file once for each name of a field in it, with this name misspelled.
 func typos(t *testing.T, text []byte) map[string]string {
 	t.Helper()
 	all := map[string]string{}

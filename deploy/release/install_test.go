@@ -17,7 +17,8 @@ import (
 
 const path = "github.com/tokenrefill/refiller"
 
-// publish makes a proxy of files that serves one version of the module, as the real one makes it from a tag.
+// publish makes a proxy from files. It serves one version of the module, in the form in which the real proxy would
+// serve a tag.
 func publish(t *testing.T, version string) (proxy string) {
 	t.Helper()
 	proxy = t.TempDir()
@@ -38,8 +39,8 @@ func publish(t *testing.T, version string) (proxy string) {
 	return proxy
 }
 
-// committed is a directory with what is committed, without what lies about or is generated. What is no clone is all
-// committed.
+// committed returns a directory that has only committed files, without others that exist or are generated. If root is
+// not a clone, all of its files count as committed.
 func committed(t *testing.T) string {
 	t.Helper()
 	if exec.CommandContext(t.Context(), "git", "-C", root, "rev-parse", "HEAD").Run() != nil {
@@ -55,7 +56,7 @@ func committed(t *testing.T) string {
 	return dir
 }
 
-// goEnv is a setting of the go command.
+// goEnv returns a setting of the go command.
 func goEnv(t *testing.T, name string) string {
 	t.Helper()
 	out, err := exec.CommandContext(t.Context(), "go", "env", name).Output()
@@ -64,13 +65,13 @@ func goEnv(t *testing.T, name string) string {
 }
 
 func TestGoInstallBuildsThePrograms(t *testing.T) {
-	version := fmt.Sprintf("v0.0.0-test.%d", time.Now().UnixNano()) // versions are kept for good in the cache of modules
+	version := fmt.Sprintf("v0.0.0-test.%d", time.Now().UnixNano()) // the module cache keeps versions forever
 	proxy, bin := publish(t, version), t.TempDir()
 	cache := goEnv(t, "GOMODCACHE")
 	t.Cleanup(func() { forget(t, cache, version) })
 	install := exec.CommandContext(t.Context(), "go", "install", path+"/cmd/refiller@latest", path+"/cmd/consumer@latest")
 	install.Dir = bin // outside of any module
-	// With the flags of the other tests, what the programs depend on is compiled already.
+	// The flags are the same as in other tests, so the dependencies are compiled already.
 	install.Env = append(os.Environ(), "GOBIN="+bin, "GOWORK=off",
 		"GOPROXY=file://"+filepath.ToSlash(proxy)+","+goEnv(t, "GOPROXY"), "GONOSUMDB="+path)
 	out, err := install.CombinedOutput()

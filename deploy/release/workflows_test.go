@@ -38,7 +38,7 @@ func TestTheWorkflowsHaveNoFindings(t *testing.T) {
 	}
 }
 
-// A tag of an action can be moved; a commit can't. The comment says which release it is.
+// The tag of an action can be moved, but a commit can't. A comment names the release of the commit.
 func TestActionsArePinnedByDigest(t *testing.T) {
 	files, err := filepath.Glob(root + "/.github/workflows/*.yaml")
 	require.NoError(t, err)
@@ -54,7 +54,7 @@ func TestActionsArePinnedByDigest(t *testing.T) {
 	require.NotZero(t, used)
 }
 
-// What the release's first job checks of the tag, for the version that is next.
+// The first job of a release makes these checks for its tag. The test makes them for the next version.
 func TestChartManifestsAndChangelogNameOneVersion(t *testing.T) {
 	chart := find(t, "deploy/helm/refiller/Chart.yaml", `(?m)^appVersion: v(\S+)$`)
 	require.Equal(t, chart, find(t, "deploy/helm/refiller/Chart.yaml", `(?m)^version: (\S+)$`))

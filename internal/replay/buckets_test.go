@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// continuous is an independent model: credit in units of 1/per token flows into
-// each bucket without end and spills at the capacity.
+// continuous is an independent model. Credit in units of 1/per token flows into each bucket all the time, and credit
+// above the capacity is lost.
 type continuous struct {
 	full, tokens, per int64
 	level, last       map[string]int64
@@ -42,7 +42,8 @@ func (c *continuous) take(key string, now int64) bool {
 	return ok
 }
 
-// TestALogOfAnyTime has logs that begin before 1970, at its first instant and after it: they get the same answers.
+// TestALogOfAnyTime checks that a log gets the same results whether it begins before 1970, at its first instant or
+// after it.
 func TestALogOfAnyTime(t *testing.T) {
 	t.Parallel()
 	for _, start := range []int64{-5, -2, -1, 0, 1, -1e15, 1e16} {
@@ -70,7 +71,8 @@ func TestAgreesWithContinuousCredit(t *testing.T) {
 		fill := rate.TimeFor(capacity).Microseconds()
 		at, clock := rapid.Int64Range(-1e15, 1e16).Draw(t, "start"), int64(0)
 		for i := range rapid.IntRange(1, 300).Draw(t, "requests") {
-			// Back, still, on by less than a token, by about what fills, by far.
+			// The time goes back, stays the same, or advances: by less than a token, by about a token, until the bucket is full,
+			// or by far more.
 			step := rapid.SampledFrom([]int64{-fill, 0, 0, 1, fill / capacity / 3, fill / capacity, fill, 30 * 86400e6}).Draw(t,
 				"step")
 			at += rapid.Int64Range(min(step, 0), max(step, 0)).Draw(t, "by")
@@ -155,7 +157,7 @@ func TestAgreesWithTheScripts(t *testing.T) {
 					denied++
 				}
 			}
-			if random.IntN(25) == 0 { // the passing of time is what is tested
+			if random.IntN(25) == 0 { // time must pass for this test
 				time.Sleep(time.Duration(random.Int64N(2 * int64(fill))))
 			}
 		}

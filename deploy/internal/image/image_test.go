@@ -17,14 +17,14 @@ import (
 
 const root = "../../.."
 
-// maxSize is what the files of the image may take. What it holds today is in docs/operations.md.
+// maxSize is the largest allowed size of the image's files in bytes. docs/operations.md has their present size.
 const maxSize = 65e6
 
 func TestTheImageIsBuiltFromItsContextAndItsProgramsRun(t *testing.T) {
 	image, err := Build(t.Context(), root, v1.Platform{OS: "linux", Architecture: runtime.GOARCH}, "v0.0.0-test")
 	require.NoError(t, err)
 
-	// As it would be pushed and pulled.
+	// Write the image and read it again, as a push and a pull do.
 	path, err := layout.Write(t.TempDir(), empty.Index)
 	require.NoError(t, err)
 	require.NoError(t, path.AppendImage(image))
@@ -45,7 +45,7 @@ func TestTheImageIsBuiltFromItsContextAndItsProgramsRun(t *testing.T) {
 	}
 	t.Logf("%.1f MB, compressed %.1f MB", float64(size)/1e6, float64(compressed)/1e6)
 	require.Less(t, size, int64(maxSize))
-	want := []string{"consumer", "etc/ssl/certs/ca-certificates.crt", "refiller"} // and nothing else
+	want := []string{"consumer", "etc/ssl/certs/ca-certificates.crt", "refiller"} // only these files
 	require.Equal(t, want, files(t, dir))
 
 	for _, name := range []string{"refiller", "consumer"} {
@@ -65,7 +65,7 @@ func TestTheImageIsBuiltFromItsContextAndItsProgramsRun(t *testing.T) {
 	require.Contains(t, string(out), "mode race")
 }
 
-// files are the names of all files below a directory.
+// files returns the names of all files below a directory.
 func files(t *testing.T, dir string) []string {
 	t.Helper()
 	var names []string
@@ -88,7 +88,7 @@ func TestTheContextHoldsNothingButSources(t *testing.T) {
 	}
 }
 
-// A Dockerfile that does more than is understood here isn't passed over.
+// An instruction of the Dockerfile that the package doesn't know is an error.
 func TestAnUnknownInstructionIsAnError(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "Dockerfile")

@@ -54,7 +54,7 @@ func TestReloadReportsEachCause(t *testing.T) {
 	require.NoError(t, syscall.Kill(os.Getpid(), syscall.SIGHUP))
 	require.Equal(t, "SIGHUP", <-causes)
 
-	for range 3 { // while the first is read, the others wait as one
+	for range 3 { // while read handles the first, the others are combined
 		news <- struct{}{}
 	}
 	require.Equal(t, "news", <-causes)

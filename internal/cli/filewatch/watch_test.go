@@ -11,8 +11,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// watched runs a File with a poll so slow that only events can help, unless the
-// test says otherwise, and returns the channel of its reports.
+// watched runs a File and returns the channel of its reports. It polls so slowly that only events can help, unless the
+// test sets a shorter interval.
 func watched(t *testing.T, path string, poll time.Duration) <-chan struct{} {
 	t.Helper()
 	f, err := New(path, Options{Poll: poll})
@@ -66,7 +66,7 @@ func TestChangesAreReportedHoweverTheyAreMade(t *testing.T) {
 	await(t, changed, "who read it meanwhile found nothing")
 }
 
-// swap does what kubelet does when a ConfigMap changes.
+// swap changes a mounted ConfigMap as the kubelet does.
 func swap(t *testing.T, mount, name, text string) {
 	t.Helper()
 	write(t, filepath.Join(mount, name, "config.yaml"), text)

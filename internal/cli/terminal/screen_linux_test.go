@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// pseudoTerminal opens a terminal with so many columns.
+// pseudoTerminal opens a terminal with this number of columns.
 func pseudoTerminal(t *testing.T, columns uint16) *os.File {
 	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
 	require.NoError(t, err)

@@ -398,7 +398,7 @@ func TestEverythingWorksWithExactlyThePrintedRights(t *testing.T) {
 	}
 }
 
-// A diff also looks for buckets that are not in the file. The right for this shows every name in the database, so
+// A diff also searches buckets that are not in the file. The right for this shows every name in the database, so
 // refillers don't have it. Without the right, the diff has a remark instead.
 func TestADiffWorksWithTheRightsOfRefillers(t *testing.T) {
 	s := openShop(t)

@@ -160,7 +160,7 @@ func TestFormsOfJSONLines(t *testing.T) {
 	}
 }
 
-// The default formats of Envoy, as its documentation has it, and of Istio 1.20.
+// These lines have the default formats of Envoy (from its documentation) and of Istio 1.20.
 const (
 	envoyLine = `[2015-05-17T10:05:03.000Z] "POST /api/v1/locations?x=1 HTTP/2" 204 - 154 7 226 100 ` +
 		`"203.0.113.7, 10.0.35.28" "nsq2http" "cc21d9b0-cf5c-432b-8c7e-98aeb7988cd2" "locations" "tcp://10.0.2.1:80"`
@@ -249,7 +249,7 @@ func TestOnlyTheFirstUnparsedLinesAreKept(t *testing.T) {
 }
 
 func TestALineOfAnyLengthIsPassedOverInBoundedMemory(t *testing.T) {
-	// Not parallel: what others allocate would count.
+	// This test isn't parallel, because it would count what other tests allocate.
 	long := io.MultiReader(strings.NewReader(line+"\n"), io.LimitReader(repeat('x'), 64<<20), strings.NewReader("\n"+line))
 	var before, after runtime.MemStats
 	runtime.ReadMemStats(&before)
@@ -260,7 +260,7 @@ func TestALineOfAnyLengthIsPassedOverInBoundedMemory(t *testing.T) {
 	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20))
 }
 
-// repeat is an endless stream of one byte.
+// repeat is a stream of one byte that has no end.
 type repeat byte
 
 func (c repeat) Read(p []byte) (int, error) {
@@ -270,7 +270,8 @@ func (c repeat) Read(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Files of xz and zstd, as their own programs write them; each has two members, as after appending one to another.
+// The files of xz and zstd were written by their own programs. Each has two members, as after one file was appended to
+// another.
 func TestLogsOfXzAndZstdAreUnpacked(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"two.log.xz", "two.log.zst"} {
@@ -291,7 +292,7 @@ func TestLogsOfXzAndZstdAreUnpacked(t *testing.T) {
 
 func TestGzippedLogsAreUnpacked(t *testing.T) {
 	t.Parallel()
-	// Two members, as after appending one file to another; a byte at a time.
+	// The log has two members, as after one file was appended to another. It is read a byte at a time.
 	log := append(packed(t, line+"\n"), packed(t, line)...)
 	all, unparsed := readAll(t, iotest.OneByteReader(bytes.NewReader(log)), "ip")
 	require.Len(t, all, 2)
@@ -352,7 +353,7 @@ func BenchmarkNext(b *testing.B) {
 	}
 }
 
-// cycle reads a text over and over.
+// cycle returns a text repeatedly, without an end.
 type cycle struct {
 	text []byte
 	at   int
