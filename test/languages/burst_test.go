@@ -28,10 +28,10 @@ const (
 	burstConnections = 1000
 )
 
-// burst is a way to ask for one of a burst's calls.
+// burst is a way to make the calls of a burst.
 type burst struct {
 	name   string
-	atOnce int
+	atOnce int // number of calls at the same time
 	open   func(t *testing.T, d doors) func(i int) (passed bool, err error)
 }
 
@@ -53,7 +53,7 @@ var bursts = []burst{
 	}},
 }
 
-// chosenBursts returns all bursts with -measure, otherwise those through a proxy.
+// chosenBursts returns all bursts with -measure, and otherwise only the bursts through a proxy.
 func chosenBursts() []burst {
 	if *measure {
 		return bursts
@@ -61,7 +61,8 @@ func chosenBursts() []burst {
 	return slices.DeleteFunc(slices.Clone(bursts), func(b burst) bool { return b.name != "nginx" && b.name != "Caddy" })
 }
 
-// behind returns the way through a proxy. Unless it is measured, the proxy has as much time as a busy machine needs.
+// behind returns a function that opens the way through a proxy. Without -measure, the timeouts of the proxy are long
+// enough for a busy machine.
 func behind(p proxy) func(t *testing.T, d doors) func(int) (bool, error) {
 	return func(t *testing.T, d doors) func(int) (bool, error) {
 		var patient []string
@@ -72,9 +73,9 @@ func behind(p proxy) func(t *testing.T, d doors) func(int) (bool, error) {
 	}
 }
 
-// TestBursts has 10,000 calls come at once, in front of a window of 500. All of them are answered, and 500 are
-// admitted. Without -measure the sidecar has more time than by default, and the bursts that package sidecar tests are
-// left out.
+// TestBursts makes 10,000 calls at once, with a window limit of 500. All calls must be answered, and 500 admitted.
+// Without -measure the sidecar has longer timeouts than by default, and only the bursts through a proxy are run:
+// package sidecar tests the others.
 func TestBursts(t *testing.T) {
 	for _, b := range chosenBursts() {
 		t.Run(b.name, func(t *testing.T) {
@@ -136,9 +137,9 @@ func manyConnections(t testing.TB, n int) *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// memory is what a sidecar gets in the Helm chart.
+// memory has the memory limits of a sidecar in the Helm chart.
 type memory struct {
-	limit   int    // in MiB
+	limit   int    // limit of the container, in MiB
 	goLimit string // GOMEMLIMIT
 }
 
@@ -160,7 +161,7 @@ func chartMemory(t testing.TB) memory {
 	return memory{limit, values.Sidecar.MemoryLimit}
 }
 
-// peakMemory returns the most memory that a process has had resident, in MiB; 0 where the system does not say.
+// peakMemory returns the largest resident memory that a process has had, in MiB. It is 0 on systems without /proc.
 func peakMemory(t *testing.T, pid int) int {
 	t.Helper()
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))

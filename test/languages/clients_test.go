@@ -41,7 +41,7 @@ func (l language) command(t *testing.T, name string, args ...string) testenv.Com
 	return testenv.Command{Path: "/usr/bin/env", Args: append(program, args...)}
 }
 
-// ask makes a call and returns its answer.
+// ask makes a call with the client of a language, and returns the answer.
 func (l language) ask(t *testing.T, url, fallback, method string, args ...string) map[string]any {
 	t.Helper()
 	out := output(t, l.program, append([]string{"testdata/ask" + l.extension, url, fallback, method}, args...)...)
@@ -50,7 +50,7 @@ func (l language) ask(t *testing.T, url, fallback, method string, args ...string
 	return answer
 }
 
-// script is a sidecar that answers calls as the test says, and records them.
+// script is a simulated sidecar. It gives the answers of a list, one after the other, and records the calls.
 type script struct {
 	mu      sync.Mutex
 	answers []func(http.ResponseWriter)
@@ -58,7 +58,7 @@ type script struct {
 }
 
 func (s *script) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	body, _ := io.ReadAll(r.Body) // a client that has left sent no call
+	body, _ := io.ReadAll(r.Body) // fails only if the client has disconnected
 	s.mu.Lock()
 	s.calls = append(s.calls, r.URL.Path+" "+string(body))
 	answer := s.answers[min(len(s.calls), len(s.answers))-1]
@@ -82,8 +82,8 @@ func takes(w http.ResponseWriter) {
 		`"reset_after_ms":0,"source":"shared","wait_ms":0}`)
 }
 
-// A take has a request id, so it is repeated after any failure, once. A take of a named limit has none: it is repeated
-// only if it had no effect.
+// A take has a request id, so a client repeats it once after any failure. A take of a named limit has no request id. So
+// a client repeats it only if it certainly had no effect.
 func TestClientsRepeatWhatIsSafe(t *testing.T) {
 	t.Parallel()
 	type want struct {
@@ -125,7 +125,7 @@ func TestClientsRepeatWhatIsSafe(t *testing.T) {
 	}
 }
 
-// Without a sidecar the fallback decides; a wrong call is an error whatever it is.
+// Without a sidecar, the fallback decides. A wrong call is an error with any fallback.
 func TestClientsFallBack(t *testing.T) {
 	t.Parallel()
 	dead := fmt.Sprint("http://127.0.0.1:", testenv.Ports(t, 1)[0])
@@ -148,7 +148,7 @@ func TestClientsFallBack(t *testing.T) {
 	}
 }
 
-// restartable is a sidecar at addresses that stay: of TCP, and of a Unix socket.
+// restartable is a sidecar with a TCP port and a Unix socket, which stay the same when it is restarted.
 type restartable struct {
 	t       *testing.T
 	redis   *testenv.RedisServer
@@ -183,7 +183,8 @@ func (r *restartable) start() {
 	require.NoError(r.t, err)
 }
 
-// Takes go on while the sidecar is killed and started. Each take that got an answer of the bucket is charged once.
+// Takes go on while the sidecar is killed and started again. Each take that got an answer from the bucket is charged
+// once.
 func TestClientsTakeWhileTheSidecarIsRestarted(t *testing.T) {
 	t.Parallel()
 	for name, l := range languages() {
@@ -224,8 +225,9 @@ func TestClientsTakeWhileTheSidecarIsRestarted(t *testing.T) {
 	}
 }
 
-// Requests to an application go on while its sidecar is killed and started: none gets an error of the limiter with an
-// open fallback, and 503 with a closed one. The headers are those of the sidecar.
+// Requests to an application go on while its sidecar is killed and started again. With an open fallback, no request
+// gets an error from the limiter. With a closed fallback, requests get status 503 meanwhile. The headers of the answers
+// come from the sidecar.
 func TestMiddlewaresWhileTheSidecarIsRestarted(t *testing.T) {
 	t.Parallel()
 	for name, l := range languages() {
@@ -300,7 +302,7 @@ func TestMiddlewaresWhileTheSidecarIsRestarted(t *testing.T) {
 	}
 }
 
-// The types of the clients are those of the description.
+// The types that the clients declare must be the same as in the OpenAPI description.
 func TestTheTypesOfTheClientsAreThoseOfTheDescription(t *testing.T) {
 	t.Parallel()
 	d := openapi.Read(t, httpapi.OpenAPI)
@@ -338,7 +340,7 @@ func TestTheTypesOfTheClientsAreThoseOfTheDescription(t *testing.T) {
 	require.Greater(t, typed, 12)
 }
 
-// fieldsOf returns whether each field of a schema may be null or left out.
+// fieldsOf returns, for each field of a schema, whether it may be null and whether it may be left out.
 func fieldsOf(d *openapi.Document, t *testing.T, s *openapi.Schema) map[string]string {
 	t.Helper()
 	required := make(map[string]bool)

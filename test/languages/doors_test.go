@@ -38,15 +38,15 @@ var (
 // windowLimit is how many calls of a burst the window admits.
 const windowLimit = 500
 
-// doors is a process of "consumer serve".
+// doors is a sidecar, which serves HTTP and gRPC.
 type doors struct {
 	process *testenv.Process
-	url     string // of its HTTP
-	grpc    string // its address
+	url     string // URL of the HTTP server
+	grpc    string // address of the gRPC server
 }
 
-// openDoors starts a sidecar. It has a window "api" for proxies, one for each remote_address for Envoy, and sixteen
-// descriptors that are never over their limits.
+// openDoors starts a sidecar. It has a window limit "api" for proxies. For Envoy it has a window limit for each
+// remote_address, and sixteen descriptors that are never over their limits.
 func openDoors(t testing.TB, redisURL string, args ...string) doors {
 	t.Helper()
 	dir := t.TempDir()
@@ -101,7 +101,7 @@ func descriptors(keys ...string) *rls.RateLimitRequest {
 
 var errDenied = errors.New("denied")
 
-// unless returns the error of a call that had to be admitted.
+// unless returns err or, if the call was not admitted, errDenied.
 func unless(admitted bool, err error) error {
 	if err == nil && !admitted {
 		return errDenied
@@ -122,8 +122,8 @@ func takeOverHTTP(client *http.Client, url string) error {
 // perSecond is the rate at which latencies are measured.
 const perSecond = 1000
 
-// atRate makes calls for a while, at the rate and without regard to how long each takes. It returns their times in
-// order, and how many failed.
+// atRate makes calls at the rate perSecond for a span. It doesn't wait for one call to end before it makes the next. It
+// returns the sorted durations of the calls, and the number of calls that failed.
 func atRate(span time.Duration, call func() error) (times []time.Duration, failed int) {
 	total := int(span.Seconds() * perSecond)
 	var mu sync.Mutex
@@ -164,7 +164,7 @@ type way struct {
 	call func() error
 }
 
-// ways are those to a sidecar, and the SDK in its place.
+// ways returns the ways to take a token through a sidecar, and one with the SDK instead.
 func ways(t testing.TB, redis *testenv.RedisServer) []way {
 	t.Helper()
 	createPlenty(t, redis.Client())
@@ -200,8 +200,8 @@ func createPlenty(t testing.TB, rdb lua.Client) {
 	require.NoError(t, err)
 }
 
-// BenchmarkLatencyAtAThousandCallsPerSecond prints what a call takes at each door, and with the SDK in its place. The
-// figures are medians of the rounds, and do not depend on the number of iterations.
+// BenchmarkLatencyAtAThousandCallsPerSecond prints the latency of a call over each protocol of the sidecar, and with
+// the SDK instead. The figures are medians of the rounds. They don't depend on the number of iterations.
 func BenchmarkLatencyAtAThousandCallsPerSecond(t *testing.B) {
 	all := ways(t, testenv.Redis(t))
 	p50, p99 := make([][]float64, len(all)), make([][]float64, len(all))
@@ -225,8 +225,8 @@ func BenchmarkLatencyAtAThousandCallsPerSecond(t *testing.B) {
 // manyDescriptors is the number of descriptors in one of Envoy's requests.
 const manyDescriptors = 16
 
-// BenchmarkLatencyOfManyDescriptors prints what a request of Envoy with sixteen descriptors takes when Redis is 2 ms
-// away. The figures do not depend on the number of iterations.
+// BenchmarkLatencyOfManyDescriptors prints the latency of an Envoy request with sixteen descriptors. The round trip to
+// Redis is 2 ms. The figures don't depend on the number of iterations.
 func BenchmarkLatencyOfManyDescriptors(t *testing.B) {
 	redis := testenv.Redis(t)
 	far := testenv.Proxy(t, redis.Addr(), 1)

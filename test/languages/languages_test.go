@@ -1,5 +1,5 @@
-// Package languages runs the examples that aren't in Go against real servers: "make test-languages". It holds tests
-// only.
+// Package languages runs the examples in languages other than Go with real servers. "make test-languages" runs the
+// tests. The package holds tests only.
 //
 // "make doors" measures bursts and latencies of the sidecar that the examples use.
 package languages
@@ -33,7 +33,7 @@ var write = flag.Bool("write", false, "write examples/scripts anew")
 
 const patience = 60 * time.Second
 
-// The scripts that strangers find are those that the SDK runs.
+// The scripts in examples/scripts must be the ones that the SDK runs.
 func TestScriptsAreThoseOfTheSDK(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"takes", "return"} {
@@ -54,7 +54,7 @@ func TestScriptsAreThoseOfTheSDK(t *testing.T) {
 type side struct {
 	redis   *testenv.RedisServer
 	sidecar *testenv.Process
-	url     string // of the sidecar
+	url     string // URL of the sidecar
 }
 
 // start starts Redis with two buckets, and a sidecar with a limit "api" of 3.
@@ -90,7 +90,7 @@ func absolute(t *testing.T, path string) string {
 	return path
 }
 
-// output runs a program to its end.
+// output runs a program to its end, and returns its output.
 func output(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -110,7 +110,7 @@ const (
 	byHand = taken + "3600 s\ncheckout: returned\ncheckout: taken again\nunknown bucket 'no-such-bucket'\n"
 )
 
-// A busy machine takes a second or some between the takes.
+// aboutAnHour replaces waits of nearly an hour by an hour. On a busy machine some seconds may pass between the takes.
 func aboutAnHour(s string) string {
 	return regexp.MustCompile(`again in 35\d\d s`).ReplaceAllString(s, "again in 3600 s")
 }
@@ -138,7 +138,7 @@ func TestNodeTakes(t *testing.T) {
 	require.Equal(t, bySide, aboutAnHour(output(t, "node", "../../examples/node/sidecar.mjs", sidecar, "checkout", "api",
 		"u")))
 
-	// As after "npm install", which make runs elsewhere so that the examples stay as they are.
+	// Link the modules that make has installed in bin/node, so that the examples' directory isn't changed.
 	dir := t.TempDir()
 	for name, target := range map[string]string{"scripts": "../../examples/scripts",
 		"node_modules": "../../bin/node/node_modules"} {
@@ -152,7 +152,7 @@ func TestNodeTakes(t *testing.T) {
 	require.Equal(t, byHand, aboutAnHour(output(t, "node", dir+"/node/direct.mjs", redis, "checkout")))
 }
 
-// proxy is a program that asks the sidecar before it passes a request on.
+// proxy is an HTTP proxy that asks the sidecar before it forwards a request.
 type proxy struct {
 	program, config string
 	args            func(config string) []string
@@ -165,8 +165,8 @@ var proxies = []proxy{
 	}},
 }
 
-// start runs the proxy of the example in front of an application, and returns its address. Further texts are pairs of
-// what is replaced in its configuration.
+// start runs the proxy of the example in front of an application, and returns the URL of a page. replaced has pairs of
+// texts: the first one of a pair is replaced by the second one in the proxy's configuration.
 func (p proxy) start(t *testing.T, sidecar string, replaced ...string) string {
 	t.Helper()
 	app := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -197,7 +197,7 @@ func (p proxy) start(t *testing.T, sidecar string, replaced ...string) string {
 	return "http://" + front + "/page"
 }
 
-// A proxy lets three requests of a client pass and answers the fourth with 429 and its headers.
+// A proxy forwards three requests of a client, and answers the fourth with status 429 and the limiter's headers.
 func TestProxiesAskTheSidecar(t *testing.T) {
 	t.Parallel()
 	for _, p := range proxies {
@@ -209,8 +209,8 @@ func TestProxiesAskTheSidecar(t *testing.T) {
 	}
 }
 
-// asABrowser asks as a browser does for a page of another site, with the public name of the proxy, and returns the
-// status.
+// asABrowser makes a request as a browser does that follows a link from another site. The request has the public name
+// of the proxy. asABrowser returns the status.
 func asABrowser(client *http.Client, url string) (int, error) {
 	req, err := http.NewRequest(http.MethodGet, url, nil)
 	if err != nil {
@@ -229,7 +229,8 @@ func asABrowser(client *http.Client, url string) (int, error) {
 	return res.StatusCode, err
 }
 
-// While the sidecar or its Redis is unavailable, requests pass. None gets an error of the limiter, whenever that ends.
+// While the sidecar or its Redis is unavailable, the proxies forward requests. No request gets an error from the
+// limiter, not even at the moment when the sidecar or Redis is killed.
 func TestProxiesPassRequestsWhileTheSidecarIsUnavailable(t *testing.T) {
 	t.Parallel()
 	for _, p := range proxies {

@@ -37,7 +37,7 @@ func alertRules(t *testing.T) []rule {
 	return file.Groups[0].Rules
 }
 
-// tool is the path of a program of Debian's package prometheus.
+// tool returns the path of a program of Debian's package prometheus.
 func tool(t *testing.T, name string) string {
 	t.Helper()
 	path, err := exec.LookPath(name)
@@ -57,22 +57,22 @@ func steady(v float64) string { return fmt.Sprintf("%g+0x%d", v, sampled) }
 
 func rising(step int) string { return fmt.Sprintf("0+%dx%d", step, sampled) }
 
-// jump is 0 up to the sample, and 1 from then on.
+// jump returns values that are 0 before the sample, and 1 from the sample on.
 func jump(sample int) string { return fmt.Sprintf("0+0x%d 1+0x%d", sample-1, sampled-sample) }
 
-// stale is 1 until the series ends, long before it is judged.
+// stale has values of 1 for a series that ends long before the alerts are evaluated.
 const stale = "1+0x70 stale"
 
 // target is a replica that Prometheus scrapes.
 type target struct {
 	namespace, region string
 	leads             bool
-	version           float64 // of its configuration
-	refills           int     // of its bucket, per sample
+	version           float64 // version of the configuration
+	refills           int     // refills of the bucket, per sample
 }
 
-// targets are those of two releases, limits and mail. Release limits runs in two regions, each with a file of its own,
-// and release mail has a bucket of the same name.
+// targets has the replicas of two releases, limits and mail. Release limits runs in two regions, and each region has
+// its own configuration. Both releases have a bucket with the same name.
 var targets = map[string]target{
 	"a": {namespace: "limits", region: "eu", leads: true, version: 7, refills: 300},
 	"b": {namespace: "limits", region: "eu", version: 7},
@@ -81,7 +81,7 @@ var targets = map[string]target{
 	"e": {namespace: "mail", region: "eu", leads: true, version: 3, refills: 30000},
 }
 
-// series names a series of a replica. labels are those beside the ones that all of its series have.
+// series returns the name of a series of a replica. It adds labels to the labels that all series of the replica have.
 func series(instance, name string, labels ...string) string {
 	t := targets[instance]
 	all := fmt.Sprintf(`namespace=%q,job="refiller",instance=%q,region=%q`, t.namespace, instance, t.region)
@@ -91,7 +91,7 @@ func series(instance, name string, labels ...string) string {
 	return fmt.Sprintf("refiller_%s{%s}", name, all)
 }
 
-// seenRegion names a series of the coordinator about a region.
+// seenRegion returns the name of a series of the coordinator about a region.
 func seenRegion(name, region string) string {
 	return fmt.Sprintf(`refiller_pool_region_%s{instance="a",region=%q}`, name, region)
 }
@@ -106,7 +106,7 @@ const (
 	sidecarReload = `refiller_sidecar_limits_last_reload_ok{instance="sidecar"}`
 )
 
-// ofSidecar names a series of a sidecar, one or two of job sidecars.
+// ofSidecar returns the name of a series of a sidecar. The sidecars are instances one and two of job sidecars.
 func ofSidecar(instance, name string, labels ...string) string {
 	all := fmt.Sprintf(`namespace="limits",job="sidecars",instance=%q`, instance)
 	for _, label := range labels {
@@ -156,7 +156,7 @@ func healthySidecars(s map[string]string) {
 	}
 }
 
-// illSidecars are the illnesses of sidecars and consumers.
+// illSidecars returns the illnesses of sidecars and consumers.
 func illSidecars() map[string]illness {
 	one := func(key, values string) map[string]string { return map[string]string{key: values} }
 	job := func(more ...string) map[string]string {
@@ -210,7 +210,7 @@ func illSidecars() map[string]illness {
 	}
 }
 
-// healthy are the series of the replicas with nothing wrong.
+// healthy returns the series of replicas and sidecars when everything works.
 func healthy() map[string]string {
 	s := map[string]string{sidecarReload: steady(1)}
 	for instance, of := range targets {
@@ -257,13 +257,13 @@ func healthy() map[string]string {
 		}
 		for _, le := range []string{"0.25", "1", "10", "+Inf"} {
 			values := steady(0)
-			if instance == "b" { // it took over once, quickly
+			if instance == "b" { // this replica took over once, quickly
 				values = jump(70)
 			}
 			set(values, "takeover_gap_seconds_bucket", fmt.Sprintf("le=%q", le))
 		}
 	}
-	// What the coordinator alone exports.
+	// Only the coordinator exports these.
 	s[series("a", "pools_overclaimed")] = steady(0)
 	s[seenRegion("silent_seconds", "eu")] = steady(1)
 	s[seenRegion("fenced", "eu")] = steady(0)
@@ -271,18 +271,17 @@ func healthy() map[string]string {
 	return s
 }
 
-// illness is what makes one alert fire, or none: series that differ from the healthy ones ("" for series that are
-// missing), and the alert expected.
+// illness has series that differ from the healthy ones, and the expected alert.
 type illness struct {
-	series  map[string]string
-	labels  map[string]string
-	summary string
+	series  map[string]string // values by series; "" means that the series is missing
+	labels  map[string]string // of the alert
+	summary string            // of the alert
 }
 
-// also is the alert that fires beside the one that an illness is about.
+// also has a second alert that an illness may make fire.
 var also = map[string]string{"RefillsStopped with Redis at work": "BucketsNotRefilled"}
 
-// of are the labels of an alert about a release in a region, with those given as pairs.
+// of returns the labels of an alert about a release in a region. more has further labels: name, value, and so on.
 func of(namespace, region string, more ...string) map[string]string {
 	labels := map[string]string{"namespace": namespace, "job": "refiller", "region": region}
 	for i := 0; i < len(more); i += 2 {
@@ -291,13 +290,14 @@ func of(namespace, region string, more ...string) map[string]string {
 	return labels
 }
 
-// on are the labels of an alert about a replica.
+// on returns the labels of an alert about a replica.
 func on(instance string) map[string]string {
 	t := targets[instance]
 	return of(t.namespace, t.region, "instance", instance)
 }
 
-// illnesses are by the alert that they make fire and, after a space, how; without an alert none fires.
+// illnesses returns the illnesses of refillers, by name. A name begins with the alert that the illness makes fire, and
+// a description may follow after a space. If a name begins with a space, no alert fires.
 func illnesses() map[string]illness {
 	one := func(key, values string) map[string]string { return map[string]string{key: values} }
 	inEU, checkout := of("limits", "eu"), of("limits", "eu", "bucket", "checkout")
@@ -429,7 +429,7 @@ func with(series map[string]string, key, values string) map[string]string {
 	return all
 }
 
-// ruleTest is one test as promtool reads it.
+// ruleTest returns one test in the form that promtool reads.
 func ruleTest(t *testing.T, rules []rule, name string, ill illness) map[string]any {
 	fires, _, _ := strings.Cut(name, " ")
 	series := healthy()

@@ -17,16 +17,16 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// browser is one tab of a headless Chromium, driven by its DevTools protocol.
+// browser is one tab of a headless Chromium. The tests control it with the DevTools protocol.
 type browser struct {
 	t       *testing.T
 	conn    *websocket.Conn
 	session string
 	id      int
-	wrong   []string // messages and errors of the console
+	wrong   []string // messages and errors of the console, and requests to other hosts
 }
 
-// message is one of the protocol: a command, an answer or an event.
+// message is a message of the protocol: a command, an answer or an event.
 type message struct {
 	ID        int                       `json:"id,omitempty"`
 	SessionID string                    `json:"sessionId,omitempty"`
@@ -72,8 +72,8 @@ func openBrowser(t *testing.T) *browser {
 	return b
 }
 
-// do sends a command and waits for its answer; what the console says meanwhile
-// is kept.
+// do sends a command and waits for its answer. Meanwhile it adds messages of the
+// console to wrong.
 func (b *browser) do(method string, params, result any) {
 	b.t.Helper()
 	b.id++
@@ -108,7 +108,7 @@ func (b *browser) do(method string, params, result any) {
 	}
 }
 
-// eval evaluates an expression of the page.
+// eval evaluates a JavaScript expression in the page.
 func (b *browser) eval(expression string, result any) {
 	b.t.Helper()
 	var answer struct {
@@ -123,7 +123,7 @@ func (b *browser) eval(expression string, result any) {
 	}
 }
 
-// until waits until an expression of the page is true.
+// until waits until a JavaScript expression is true in the page.
 func (b *browser) until(expression string) {
 	b.t.Helper()
 	eventually(b.t, func() bool {
@@ -133,7 +133,7 @@ func (b *browser) until(expression string) {
 	}, patience, 50*time.Millisecond, expression)
 }
 
-// open loads a page in a window of some size and colour scheme.
+// open loads a page in a window with a size and a colour scheme.
 func (b *browser) open(url string, width, height int, scheme string) {
 	b.t.Helper()
 	b.do("Emulation.setDeviceMetricsOverride", map[string]any{"width": width, "height": height, "deviceScaleFactor": 1,
@@ -146,7 +146,7 @@ func (b *browser) open(url string, width, height int, scheme string) {
 
 func must(data []byte, err error) []byte {
 	if err != nil {
-		panic(err) // a string always has a JSON form
+		panic(err) // can't happen: every string can be encoded in JSON
 	}
 	return data
 }
@@ -165,8 +165,8 @@ func (b *browser) press(key, text string) {
 	b.do("Input.dispatchKeyEvent", map[string]any{"type": "keyUp", "key": key}, nil)
 }
 
-// shot keeps a picture of the window where REFILLER_SCREENSHOTS says, if it
-// does.
+// shot makes a picture of the window. It writes the picture to the directory in
+// REFILLER_SCREENSHOTS if that is set.
 func (b *browser) shot(name string) {
 	b.t.Helper()
 	dir := os.Getenv("REFILLER_SCREENSHOTS")

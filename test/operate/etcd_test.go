@@ -33,7 +33,7 @@ func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgain(t *testing.T) {
 	}
 	require.ErrorContains(t, full, "space exceeded")
 
-	// A lease is renewed without space: the leader stays.
+	// etcd renews a lease even without space, so the leader doesn't change.
 	tokens, last := load.account(t, rdb, "checkout")
 	epoch := leader.status().Epoch
 	rest(t, 5*time.Second)
@@ -42,7 +42,7 @@ func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgain(t *testing.T) {
 	tokensThen, lastThen := load.account(t, rdb, "checkout")
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 
-	// A candidate that waits already is elected after it, with its old record. One that comes later can't be.
+	// A candidate that has its record already is elected next. A candidate that starts later can't write a record.
 	late := startNode(t, "late", text)
 	late.ready()
 	leader.Kill()
@@ -56,7 +56,7 @@ func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgain(t *testing.T) {
 	tokensThen, lastThen = load.account(t, rdb, "checkout")
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 
-	// As etcd's documentation says.
+	// This is how etcd's documentation frees space.
 	at, err := client.Get(t.Context(), "/others")
 	require.NoError(t, err)
 	_, err = client.Compact(t.Context(), at.Header.Revision)
@@ -70,7 +70,7 @@ func TestAnEtcdWithoutSpaceStopsNoRefillAndIsUsedAgain(t *testing.T) {
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 }
 
-// While etcd is silent, status reports that, and still shows the state of the buckets.
+// While etcd doesn't answer, status reports that, and still shows the state of the buckets.
 func TestStatusShowsBucketsWhileEtcdIsSilent(t *testing.T) {
 	t.Parallel()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
@@ -91,7 +91,7 @@ func TestStatusShowsBucketsWhileEtcdIsSilent(t *testing.T) {
 	}, patience,
 		10*time.Millisecond)
 	for range 3 {
-		rest(t, 1200*time.Millisecond) // an answer of etcd is shown again for a second
+		rest(t, 1200*time.Millisecond) // longer than a second, for which status repeats an answer of etcd
 		require.Empty(t, n.status().Buckets[0].Error)
 	}
 }

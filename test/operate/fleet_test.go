@@ -25,8 +25,8 @@ import (
 
 const patience = 30 * time.Second
 
-// eventually waits until the condition holds. It asks on the goroutine of the test, so that the condition may fail the
-// test.
+// eventually waits until the condition is true. It calls the condition in the test's goroutine, so that the condition
+// may fail the test.
 func eventually(t *testing.T, condition func() bool, within, pause time.Duration, what ...any) {
 	t.Helper()
 	for began := time.Now(); !condition(); rest(t, pause) {
@@ -39,11 +39,11 @@ type node struct {
 	*testenv.Process
 	t     *testing.T
 	mount string
-	addr  string // of the admin server
-	swaps int
+	addr  string // address of the admin server
+	swaps int    // how often the file was written
 }
 
-// startNode runs a refiller with the configuration, mounted as Kubernetes does.
+// startNode starts a refiller. The configuration file is mounted as Kubernetes mounts a ConfigMap.
 func startNode(t *testing.T, name, config string, args ...string) *node {
 	t.Helper()
 	n := &node{t: t, mount: t.TempDir()}
@@ -60,7 +60,7 @@ func startNode(t *testing.T, name, config string, args ...string) *node {
 
 var adminAddr = regexp.MustCompile(`replica starts: .*admin=(\S+)`)
 
-// findAddr reads the admin server's address of the given run from the log.
+// findAddr reads the address of the admin server from the log. run is the number of the process's run, from 1.
 func (n *node) findAddr(run int) {
 	n.t.Helper()
 	eventually(n.t, func() bool {
@@ -73,7 +73,7 @@ func (n *node) findAddr(run int) {
 	}, patience, 5*time.Millisecond, "the replica starts")
 }
 
-// logs waits until the log says it: what a reply of Redis brings about is in Redis before it is in the log.
+// logs waits until the log has the text. The log may have it a moment after the effect is visible in Redis.
 func (n *node) logs(text string) {
 	n.t.Helper()
 	eventually(n.t, func() bool { return strings.Contains(n.Log(), text) }, patience, 5*time.Millisecond,
@@ -120,8 +120,8 @@ func (n *node) status() admin.Status {
 	return s
 }
 
-// metric is the sum of a metric's samples whose line contains every one of the
-// labels, and how many there are.
+// metric returns the sum of the samples of a metric whose lines contain all of the
+// labels, and the number of these samples.
 func (n *node) metric(name string, labels ...string) (sum float64, samples int) {
 	n.t.Helper()
 	body, err := n.get("/metrics")
@@ -145,7 +145,7 @@ lines:
 	return sum, samples
 }
 
-// ready waits until the probe answers.
+// ready waits until the readiness probe succeeds.
 func (n *node) ready() {
 	n.t.Helper()
 	eventually(n.t, func() bool {
@@ -155,7 +155,7 @@ func (n *node) ready() {
 		"the replica is ready")
 }
 
-// consumer takes whatever there is from a bucket, all the time.
+// consumer takes all tokens of a bucket, again and again.
 type consumer struct {
 	mu    sync.Mutex
 	taken int64
@@ -178,7 +178,7 @@ func consume(t *testing.T, rdb *redis.Client, key string) *consumer {
 			}
 			c.mu.Lock()
 			r, err := lua.TakeUpTo(ctx, rdb, key, 1_000_000)
-			if err == nil && r.OK { // an outage shows in what was taken
+			if err == nil && r.OK { // errors are ignored: an outage shows in the number of taken tokens
 				c.taken += r.Taken
 			}
 			c.mu.Unlock()
@@ -191,18 +191,18 @@ func consume(t *testing.T, rdb *redis.Client, key string) *consumer {
 	return c
 }
 
-// account is how many tokens were taken so far or are in the bucket, and the
-// instant of its last refill: what that refill and all before it have brought.
+// account returns the number of tokens that all refills so far have brought: those
+// that were taken and those in the bucket. It also returns the time of the last refill.
 func (c *consumer) account(t *testing.T, rdb *redis.Client, key string) (tokens, last int64) {
 	t.Helper()
-	c.mu.Lock() // nothing is taken between the two
+	c.mu.Lock() // no take changes the numbers meanwhile
 	defer c.mu.Unlock()
 	p, err := lua.Peek(t.Context(), rdb, key, 1)
 	require.NoError(t, err)
 	return c.taken + p.Tokens, p.Last
 }
 
-// rest lets the fleet run for a while: the test measures what happens meanwhile.
+// rest lets the fleet run for a while.
 func rest(t *testing.T, d time.Duration) {
 	t.Helper()
 	select {

@@ -26,7 +26,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/timing"
 )
 
-// panel is a panel of the dashboard as far as the tests read it.
+// panel has the fields of a dashboard's panel that the tests read.
 type panel struct {
 	Title   string
 	Type    string
@@ -49,7 +49,7 @@ var (
 	grouping   = regexp.MustCompile(`(?:by|on) \(([\w, ]+)\)`)
 )
 
-// exported are the names of the series that a replica exports, and their labels.
+// exported returns the names of the series that the nodes export, and the names of their labels.
 func exported(t *testing.T, nodes ...*node) (names, labels map[string]bool) {
 	names, labels = map[string]bool{}, map[string]bool{"instance": true, "job": true, "namespace": true}
 	for _, n := range nodes {
@@ -71,8 +71,8 @@ func exported(t *testing.T, nodes ...*node) (names, labels map[string]bool) {
 	return names, labels
 }
 
-// demo is three replicas in election mode etcd with load on one bucket, and a
-// pool of one region.
+// demo starts three replicas in election mode etcd with a pool of one region, and
+// a consumer of one bucket.
 func demo(t *testing.T) []*node {
 	t.Helper()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
@@ -91,7 +91,7 @@ func demo(t *testing.T) []*node {
 	return nodes
 }
 
-// sidecar is one with a Redis of its own, a window of five, and load until the test ends.
+// sidecar starts a sidecar with a window limit of five a second, and calls it until the test ends.
 func sidecar(t *testing.T, server *testenv.RedisServer) *node {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "limits.yaml")
@@ -126,7 +126,7 @@ func sidecar(t *testing.T, server *testenv.RedisServer) *node {
 	return n
 }
 
-// sidecars are one with Redis, and one whose Redis is down.
+// sidecars starts two sidecars. The Redis of the second one is down.
 func sidecars(t *testing.T) []*node {
 	t.Helper()
 	down := testenv.Redis(t)
@@ -134,7 +134,7 @@ func sidecars(t *testing.T) []*node {
 	return []*node{sidecar(t, testenv.Redis(t)), sidecar(t, down)}
 }
 
-// leader waits until a replica leads.
+// leader waits until a replica leads and has read all buckets, and returns it.
 func leader(t *testing.T, nodes []*node) (l *node) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -153,7 +153,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 	return l
 }
 
-// coordinator waits until a replica coordinates and has a report of its region.
+// coordinator waits until a replica coordinates the pool and has the report of its region.
 func coordinator(t *testing.T, nodes []*node) {
 	t.Helper()
 	eventually(t, func() bool {
@@ -255,7 +255,7 @@ func (p *prometheus) query(expr string) []float64 {
 	return values
 }
 
-// scraped is for how long Prometheus scrapes before the panels are checked.
+// scraped is how long Prometheus scrapes before the panels are checked.
 var scraped = flag.Duration("scraped", 10*time.Second, "how long Prometheus scrapes before the panels are checked")
 
 func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
@@ -264,7 +264,7 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 	first := leader(t, nodes)
 	p := startPrometheus(t, append(slices.Clone(nodes), sidecars(t)...))
 	eventually(t, func() bool { return len(p.query("refiller_leading")) == 3 }, patience, 100*time.Millisecond)
-	first.Kill() // there is a take-over to show
+	first.Kill() // some panels show take-overs, so there must be one
 	leader(t, nodes)
 	coordinator(t, nodes)
 	rest(t, *scraped)

@@ -21,8 +21,8 @@ import (
 
 var lookPath = exec.LookPath
 
-// thousand is three replicas in election mode etcd with a thousand buckets, and
-// load on one.
+// thousand starts three replicas in election mode etcd with a thousand buckets, and
+// consumers of one bucket and of one template.
 func thousand(t *testing.T) ([]*node, *redis.Client) {
 	t.Helper()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
@@ -57,8 +57,8 @@ func takeTemplate(t *testing.T, rdb *redis.Client, key string) {
 	require.NoError(t, err)
 	var wg sync.WaitGroup
 	wg.Go(func() {
-		for t.Context().Err() == nil { // a test's context ends before its cleanup
-			_, _ = client.Wait(t.Context(), key, 10) // an error is the end, or an outage
+		for t.Context().Err() == nil { // the context of a test ends before its cleanups
+			_, _ = client.Wait(t.Context(), key, 10) // fails at the end of the test, or during an outage
 		}
 	})
 	t.Cleanup(func() {
@@ -72,7 +72,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	old := leader(t, nodes)
 	old.Kill()
 	n := leader(t, nodes)
-	_, err := rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error { // between the two a replica could refill
+	_, err := rdb.TxPipelined(t.Context(), func(p redis.Pipeliner) error { // no replica may refill between the two
 		p.Del(t.Context(), "partner-api")
 		p.RPush(t.Context(), "partner-api", "a list where tokens should be")
 		return nil
@@ -93,7 +93,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	}
 	b.until(`document.getElementById("takes").innerText.includes("ago")`) // the take-over is shown with its gap
 
-	// What is wrong comes first; templates name their busiest buckets, and pools draw their shares.
+	// Alerts are shown first. Templates show their busiest buckets, and pools a drawing of their shares.
 	b.until(`document.querySelector("#alerts .alert")?.innerText.includes("1 bucket can't be refilled") && document.getElementById("alerts").innerText.includes("partner-api")`)
 	b.until(`/user:busy [\d.]+\/s/.test(document.getElementById("prefixes").innerText)`)
 	b.until(`document.querySelector("#shares .bands .lent")?.width.baseVal.value > 50`)
@@ -104,12 +104,12 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	// The trend of a bucket that is taken from has an area and a line.
 	b.until(`document.querySelector("tr[data-key=checkout] .trend .area")?.getAttribute("d") && document.querySelector("tr[data-key=checkout] .trend .line").getAttribute("d").includes("L")`)
 
-	// Live: numbers move without a reload of the page.
-	// On a busy machine another alert may come and go before this one.
+	// The numbers change without a reload of the page. The alert about the bucket isn't replaced meanwhile, although on a
+	// busy machine another alert may appear and disappear before it.
 	b.eval(`window.mine = () => [...document.querySelectorAll("#alerts .alert")]
 		.find(a => a.innerText.includes("can't be refilled"))`, nil)
 	b.eval(`window.stays = 1`, nil)
-	eventually(t, func() bool { // without processor time the replica loses Redis, and the alert changes
+	eventually(t, func() bool { // repeated, because a replica without processor time loses Redis, which changes the alert
 		b.eval(`(alert => { if (alert) alert.mine = "1" })(mine())`, nil)
 		b.eval(`window.was = document.querySelector("tr[data-key=checkout]").innerText`, nil)
 		b.until(`document.querySelector("tr[data-key=checkout]").innerText != window.was && window.stays == 1`)
@@ -121,7 +121,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelector('tr[data-key="checkout"] [data-label="Found empty"]').innerText != "–"`)
 	b.shot("light")
 
-	// By keyboard: "/" goes to the search, typing finds, Tab goes on.
+	// The page works by keyboard: "/" moves to the search, typed text filters the buckets, and Tab moves on.
 	b.press("/", "/")
 	b.do("Input.insertText", map[string]any{"text": "TENANT:09"}, nil)
 	b.until(`document.querySelectorAll("#rows tr").length == 50 && document.querySelector("#rows tr").dataset.key == "tenant:0900"`)
@@ -134,7 +134,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`document.querySelector("#rows tr")?.dataset.key == "tenant:0950"`)
 
 	b.open(url+"?sort=fill", 1280, 900, "dark")
-	// The emptiest first; the malformed bucket has no bar.
+	// The emptiest bucket is first. The malformed bucket has no bar.
 	b.until(`(() => { const p = [...document.querySelectorAll("#rows progress")].map(p => p.value / p.max); return p.length >= 49 && p.every((v, i) => !i || v >= p[i-1]); })()`)
 	b.shot("dark-by-fill")
 	b.open(url, 1280, 900, "dark")
@@ -166,7 +166,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.eval(`document.getElementById("buckets").scrollIntoView()`, nil)
 	b.shot("phone-buckets")
 
-	// Contrast of text on its background, by the formula of WCAG 2, at least 4.5.
+	// The contrast between text and background, by the formula of WCAG 2, is at least 4.5.
 	for _, scheme := range []string{"light", "dark"} {
 		b.open(url, 1280, 900, scheme)
 		var worst float64

@@ -17,10 +17,10 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// rate of the bucket whose tokens these tests count, per second; its capacity is never reached.
+// rate is the rate per second of the bucket whose tokens these tests count. The bucket is never full.
 const rate = 1000
 
-// counted is a configuration with a bucket whose every token is counted, and one from which others take.
+// counted returns a configuration with two buckets: checkout, whose tokens are counted, and mail, for other takes.
 func counted(redis string) string {
 	return fmt.Sprintf(`redis: {%s}
 buckets:
@@ -29,7 +29,7 @@ buckets:
 `, redis, rate)
 }
 
-// awaitRefill waits until the bucket has been refilled after what is so far, by Redis' clock.
+// awaitRefill waits until the bucket has been refilled again, by the clock of Redis. what describes the wait.
 func awaitRefill(t *testing.T, rdb *redis.Client, what string) {
 	t.Helper()
 	now, err := rdb.Time(t.Context()).Result()
@@ -40,7 +40,7 @@ func awaitRefill(t *testing.T, rdb *redis.Client, what string) {
 	}, patience, 10*time.Millisecond, what)
 }
 
-// requireNothingLost requires that the refills from one account to the next brought what was due, and no more.
+// requireNothingLost requires that between two accounts the refills brought exactly the tokens that were due.
 func requireNothingLost(t *testing.T, tokens, last, tokensThen, lastThen int64) {
 	t.Helper()
 	due := float64(rate) * float64(lastThen-last) / 1e6
@@ -56,7 +56,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 		t.Helper()
 		require.NoError(t, rdb.Do(t.Context(), append([]any{"acl", "setuser", "app"}, rules...)...).Err())
 	}
-	reconnect := func() { // as when a proxy or Redis ends old connections
+	reconnect := func() { // makes clients reconnect, as when a proxy or Redis closes old connections
 		t.Helper()
 		require.NoError(t, rdb.Do(t.Context(), "client", "kill", "user", "app").Err())
 	}
@@ -70,7 +70,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	load := consume(t, rdb, "checkout")
 	tokens, last := load.account(t, rdb, "checkout")
 
-	// Both passwords count; then the file changes, then the old one is dropped.
+	// First both passwords are valid, then the file changes, and then the old password is removed.
 	acl(">second")
 	write("second")
 	reconnect()
@@ -82,7 +82,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 	require.NotContains(t, n.Log(), "WRONGPASS")
 
-	// The other way round refills pause, and go on by themselves once the file is right.
+	// In the other order, refills pause. They go on when the file has the new password.
 	acl(">third", "<second")
 	reconnect()
 	eventually(t, func() bool {
@@ -132,7 +132,7 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	require.Contains(t, string(out), "MISCONF")
 	require.NotContains(t, string(out), "may have had its effect", "it ran nothing")
 
-	// With room again Redis writes its next snapshot by itself, and everything goes on.
+	// When the directory is removed, Redis can write its next snapshot, and everything goes on.
 	require.NoError(t, os.Remove(snapshot))
 	n.ready()
 	awaitRefill(t, rdb, "after there is room")
@@ -193,7 +193,7 @@ func TestABackupOfRedisGivesNoTokensTwiceWhileARefillerRemembers(t *testing.T) {
 	eventually(t, func() bool { return held() < 10 }, patience, 10*time.Millisecond, "it begins a new era, which is empty")
 	n.logs("server lost writes: bucket begins a new era")
 
-	// A refiller that was restarted meanwhile can't know.
+	// A refiller that was restarted meanwhile can't know that the server lost writes.
 	n.Stop()
 	restore()
 	n.Restart()

@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// limit is a configuration with one bucket.
+// limit returns a configuration with one bucket.
 func limit(url string, version int, rate string) string {
 	return fmt.Sprintf("redis: {url: %q}\nversion: %d\nbuckets:\n  - {key: checkout, capacity: 1000, rate: %s}\n", url,
 		version, rate)
@@ -37,7 +37,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			}
 			config := func(url string, version int, rate string) string { return election + limit(url, version, rate) }
 
-			// The cut-off one starts first, so that it is the leader if there is one.
+			// The replica that will be cut off starts first, so that it leads if there is an election.
 			cutURL := "redis://" + proxy.Addr() + "/0"
 			cut := startNode(t, "cut", config(cutURL, 1, "1000/s"))
 			eventually(t, func() bool {
@@ -67,8 +67,8 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 				t.Logf("%s: version %d is in force after %s", mode, version, time.Since(began))
 			}
 
-			// issued is how many tokens refills brought since an earlier account, and in how many seconds of Redis' clock.
-			// It waits until there were refills for a while.
+			// issued returns the number of tokens that refills brought since an earlier account, and the seconds in between on
+			// the clock of Redis. It waits until there have been refills for a while.
 			issued := func(tokens, last int64, while time.Duration) (n int64, seconds float64) {
 				t.Helper()
 				eventually(t, func() bool {
@@ -98,7 +98,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			n, seconds = issued(tokens, last, window)
 			require.LessOrEqual(t, float64(n), 10*seconds+1, "the old file can't put the old limit back")
 
-			// Alone, the replica with the old file refills under the policy in force.
+			// When no other replica is left, the replica with the old file refills with the policy in force.
 			for _, n := range others {
 				n.Kill()
 			}
@@ -155,7 +155,7 @@ func TestHangupReadsTheFileAgain(t *testing.T) {
 	require.Equal(t, "SIGHUP", n.status().Reload.Cause)
 	require.True(t, n.Running())
 
-	// A file that is read while it isn't there is refused, until it is back.
+	// If the file is missing, the reload is refused.
 	path := filepath.Join(n.mount, "config.yaml")
 	require.NoError(t, os.Rename(path, path+".away"))
 	n.Signal(syscall.SIGHUP)
@@ -164,8 +164,8 @@ func TestHangupReadsTheFileAgain(t *testing.T) {
 	eventually(t, func() bool { return n.status().Reload.Result == "unchanged" }, patience, 10*time.Millisecond)
 }
 
-// What is written to etcd changes all replicas at once, as far as it is right and
-// newer, and a file that is older than it changes nothing.
+// A configuration that is written to etcd changes all replicas at once, if it is valid
+// and newer. An older file then changes nothing.
 func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	t.Parallel()
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
@@ -209,7 +209,7 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 			require.Contains(t, node.status().Reload.Problems[0], says)
 		}
 	}
-	everywhere(2, "200/s") // from the start on
+	everywhere(2, "200/s") // the document in etcd is in force from the start
 	put(document(3, "300/s"))
 	everywhere(3, "300/s")
 	require.Equal(t, key+" changed in etcd", nodes[0].status().Reload.Cause)
@@ -227,9 +227,9 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	for _, n := range nodes {
 		n.configure(file(4, "400/s"))
 	}
-	everywhere(4, "400/s") // the file is the newer one
+	everywhere(4, "400/s") // the file is newer than the document
 
-	// What is wrong at the start is reported, and the file counts.
+	// If the document is invalid when a replica starts, the replica reports that, and uses its file.
 	put("version: x\n")
 	n := startNode(t, "c", file(4, "400/s"), "--config-etcd")
 	n.ready()
@@ -237,8 +237,9 @@ func TestADocumentInEtcdChangesAllReplicas(t *testing.T) {
 	require.EqualValues(t, 4, n.status().Config)
 }
 
-// A replica that starts with another policy under the version in force changes nothing, and what it shows is what is
-// enforced: on its page, in its JSON, its metrics and its log, and to "refiller status" and "refiller diff".
+// A replica that starts with another policy under the version in force doesn't change the policy. It shows the policy
+// that is enforced, and a conflict: on its page, in its JSON, metrics and log, and in "refiller status" and "refiller
+// diff".
 func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -295,8 +296,8 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	require.InDelta(t, 1, ok, 0)
 }
 
-// A file that was put back without raising its version has no say, also after a restart of the replica: what is
-// shown and exported says so for as long as it is true.
+// An older file that is put back without a higher version has no effect, even after a restart of the replica. The
+// status and the metrics show that for as long as it is true.
 func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -343,7 +344,7 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	}, patience, 10*time.Millisecond)
 }
 
-// Templates have no refill every second that could be missed: a replica of these alone says why it pauses.
+// A replica that has only templates may have nothing to refill. It still reports that Redis is unavailable.
 func TestAReplicaOfTemplatesReportsAnUnavailableRedis(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -363,8 +364,8 @@ func TestAReplicaOfTemplatesReportsAnUnavailableRedis(t *testing.T) {
 	require.Eventually(t, func() bool { return n.status().Away == "" }, patience, 10*time.Millisecond)
 }
 
-// An override counts over a bucket that is configured later. No version of the file changes that, so nothing asks for
-// one.
+// An override stays in force when its key is configured as a bucket later. No version of the file changes that, so
+// neither status nor metrics report the file as outdated.
 func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

@@ -19,11 +19,11 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// gracePeriod is deploy/k8s' terminationGracePeriodSeconds.
+// gracePeriod is the terminationGracePeriodSeconds of deploy/k8s.
 const gracePeriod = 30 * time.Second
 
-// gaps follows a bucket's refills on Redis' own clock. A late reading may find several refills since the one before.
-// Then the mean of their gaps counts, which is not above the largest.
+// gaps measures the gaps between a bucket's refills on the clock of Redis. There may be several refills between two
+// readings. Then the mean of their gaps is used, which may be less than the largest one.
 type gaps struct {
 	mu      sync.Mutex
 	largest time.Duration
@@ -70,7 +70,7 @@ func watchGaps(t *testing.T, rdb *redis.Client, key string) *gaps {
 	return g
 }
 
-// take returns the largest gap so far and begins anew.
+// take returns the largest gap and the number of readings with a new refill since the last call of take.
 func (g *gaps) take(t *testing.T) (largest time.Duration, seen int) {
 	t.Helper()
 	g.mu.Lock()
@@ -81,7 +81,7 @@ func (g *gaps) take(t *testing.T) (largest time.Duration, seen int) {
 	return largest, seen
 }
 
-// demand wants less than a bucket's rate, so that a steady system denies nothing.
+// demand counts tokens that are asked for at less than the bucket's rate. A system without gaps denies none of them.
 type demand struct{ asked, denied atomic.Int64 }
 
 // want asks for n tokens of a bucket again and again until the test ends.
@@ -141,7 +141,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			require.Positive(t, seen)
 			tokensBefore, lastBefore := load.account(t, rdb, "checkout")
 
-			// The one that refills goes first, so that every restart moves the work.
+			// The replica that refills is restarted first, so that the others have to take over.
 			slices.SortFunc(nodes, func(
 				x, y *node) int {
 				return int(y.status().Calls["applied"] - x.status().Calls["applied"])
@@ -172,7 +172,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			require.Greater(t, asked, int64(400))
 			require.LessOrEqual(t, denied, asked/200)
 
-			// The bucket was never full meanwhile, so whatever fell due was to be had.
+			// The bucket was never full meanwhile, so all tokens that fell due must have been added.
 			tokens, last := load.account(t, rdb, "checkout")
 			due := float64(last-lastBefore) * 500 / 1e6
 			require.InDelta(t, due, tokens-tokensBefore, 1, "no token was lost or minted")

@@ -10,11 +10,12 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
-// figures is how many steps it takes to hold their times against targets.
+// figures is the smallest number of steps for which the times are compared with their targets.
 const figures = 12
 
-// TestSharesFollowDemand has one region want much more, again and again, with no fault and 40 ms each way between
-// regions and etcd. It measures how long it takes until nine tenths of what the region gains are in force.
+// TestSharesFollowDemand raises the demand of one region, again and again. There are no faults, and the delay between
+// regions and etcd is 40 ms each way. It measures how long it takes until nine tenths of the region's additional rate
+// are in force.
 func TestSharesFollowDemand(t *testing.T) {
 	if *steps < figures {
 		t.Parallel() // nothing is measured
@@ -35,12 +36,12 @@ func TestSharesFollowDemand(t *testing.T) {
 	var times []time.Duration
 	for i := range *steps + 1 {
 		w.eventually("the demand before is forgotten", func() bool { return has() > 0 && has() < 0.4*rate })
-		wait(t, time.Duration(w.rng.Int64N(int64(time.Second)))) // at any point of a period
+		wait(t, time.Duration(w.rng.Int64N(int64(time.Second)))) // so that the demand rises at any point of a period
 		before, began := has(), time.Now()
 		us.wants.Store(much)
 		w.eventually("it gets what it wants", func() bool { return has() >= before+0.9*(gets-before) })
 		t.Logf("from %.0f/s after %s", before, time.Since(began))
-		if i > 0 { // the first may come before the demand of the others is known
+		if i > 0 { // at the first step, the demand of the other regions may not be known yet
 			times = append(times, time.Since(began))
 		}
 		us.wants.Store(little)

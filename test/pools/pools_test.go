@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// fault is something that goes wrong, and how it is put right.
+// fault is a kind of fault. do makes the fault, and returns a function that heals it.
 type fault struct {
 	name string
 	do   func(w *world) (heal func())
@@ -42,7 +42,7 @@ func (w *world) any() *region { return w.regions[w.rng.IntN(len(w.regions))] }
 
 func nothing() {}
 
-// faults are all that a random schedule draws from.
+// faults has all faults that random schedules use.
 var faults = []fault{
 	{"a region is cut from etcd", func(w *world) func() {
 		r := w.any()
@@ -89,19 +89,19 @@ var faults = []fault{
 	{"a region's redis comes back empty", func(w *world) func() {
 		r := w.any()
 		r.redis.Kill()
-		_ = os.Remove(r.snapshot()) // there is none, or it is of an earlier fault
+		_ = os.Remove(r.snapshot()) // an earlier fault may have left one
 		return r.restart
 	}},
 	{"a region's redis comes back as it was before", func(w *world) func() {
 		r := w.any()
 		var before int64
-		w.eventually("redis saves", func() bool { // soon after a restart a client may still refuse
+		w.eventually("redis saves", func() bool { // just after a restart of Redis the client may fail at first
 			before = r.taken.Load()
 			return r.rdb.Save(w.t.Context()).Err() == nil
 		})
 		wait(w.t, time.Duration(w.rng.Int64N(int64(2*time.Second))))
 		r.redis.Kill()
-		w.forgive(float64(r.taken.Load() - before)) // what the snapshot doesn't know of
+		w.forgive(float64(r.taken.Load() - before)) // the snapshot doesn't have these takes
 		return r.restart
 	}},
 	{"a region's clock steps forward", step(1)},
@@ -151,7 +151,7 @@ var faults = []fault{
 	}},
 }
 
-// pause stops the region's processes, and not its Redis.
+// pause pauses the region's replicas, but not its Redis.
 func (r *region) pause() {
 	for _, p := range r.replicas {
 		p.Pause()
@@ -174,7 +174,8 @@ func oneWay(d faultproxy.Direction) func(*world) func() {
 	}
 }
 
-// step moves the clock of a region's Redis, and leaves it so. Of a step forward, a refill credits at most 2 s.
+// step returns a fault that steps the clock of a region's Redis and doesn't step it back. Of a step forward, a refill
+// credits at most 2 s.
 func step(sign time.Duration) func(*world) func() {
 	return func(w *world) func() {
 		r := w.any()
@@ -196,15 +197,15 @@ func (w *world) mend(r *region) {
 	w.slow(r)
 }
 
-// shift changes what the regions' consumers want.
+// shift changes the demand of the regions' consumers at random.
 func (w *world) shift() {
 	for _, r := range w.regions {
 		r.wants.Store([]int64{0, 20, 200, 600, 1500}[w.rng.IntN(5)])
 	}
 }
 
-// live runs a world through a few faults, one after the other, heals everything,
-// and requires that nothing was exceeded and all of the rate is shared again.
+// live runs a world with a few faults, one after the other, and heals them all. It
+// requires that no bound was exceeded, and that all of the rate is shared in the end.
 func live(t *testing.T, seed uint64, faults []fault, longest time.Duration) {
 	t.Logf("make pools N=1 SEED=%d repeats this schedule", seed)
 	w := startWorld(t, seed)
@@ -260,7 +261,7 @@ func TestSchedules(t *testing.T) {
 	}
 }
 
-// TestRecordsAreDeletedBesideAnotherDeployment has the two faults that others cause who use the same etcd.
+// TestRecordsAreDeletedBesideAnotherDeployment runs the two faults that other users of the same etcd cause.
 func TestRecordsAreDeletedBesideAnotherDeployment(t *testing.T) {
 	t.Parallel()
 	var drawn []fault
@@ -273,8 +274,8 @@ func TestRecordsAreDeletedBesideAnotherDeployment(t *testing.T) {
 	live(t, 7, drawn, 5*time.Second)
 }
 
-// TestARegionThatIsCutOffKeepsItsFloorAndComesBack has a region fall to its floor
-// and get the floor's credit, while the coordinator is killed under it.
+// TestARegionThatIsCutOffKeepsItsFloorAndComesBack cuts a region from etcd. The region
+// falls to its floor, and gets the floor's credit even while the coordinator is killed.
 func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	t.Parallel()
 	w := startWorld(t, 1)

@@ -26,7 +26,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The pool: R and C, and what every region's floor is.
+// The pool. rate is R and capacity is C in docs/pools.md; floor is the floor of every region.
 const (
 	key      = "payments"
 	rate     = 1000.0
@@ -37,33 +37,33 @@ const (
 // patience is how long a test waits for what must happen; the machine may be busy.
 const patience = 90 * time.Second
 
-// world is the regions of a pool on real parts.
+// world has the regions of a pool, on real servers.
 type world struct {
 	t       *testing.T
 	rng     *rand.Rand
 	etcd    *testenv.EtcdCluster
 	regions []*region
-	version int // of the regions' files
+	version int // version of the regions' files
 
 	mu        sync.Mutex
 	violation string
-	worst     float64 // Σ rate in force at its highest, as a part of R
-	used      float64 // consumption at its highest, as a part of its bound
-	slack     float64 // tokens that faults so far may have brought
+	worst     float64 // largest sum of the rates in force, as a part of R
+	used      float64 // largest consumption, as a part of its bound
+	slack     float64 // tokens that the faults so far may have added
 }
 
-// region is a Redis, two replicas, the links to etcd, and consumers.
+// region has a Redis, two replicas, the links to etcd, and consumers.
 type region struct {
 	name     string
 	redis    *testenv.RedisServer
 	rdb      *redis.Client
 	links    []*faultproxy.Proxy // one for each member of etcd
 	replicas []*replica
-	skew     time.Duration // of the clock of its Redis
-	file     string        // its configuration
-	lives    atomic.Int64  // how often its Redis has started again
-	wants    atomic.Int64  // tokens per second
-	taken    atomic.Int64
+	skew     time.Duration // how far the clock of its Redis is ahead
+	file     string        // configuration file
+	lives    atomic.Int64  // how often its Redis has been restarted
+	wants    atomic.Int64  // demand of its consumers, tokens per second
+	taken    atomic.Int64  // tokens that its consumers have taken
 }
 
 // replica is a refiller process.
@@ -100,8 +100,8 @@ func startWorld(t *testing.T, seed uint64) *world {
 	return w
 }
 
-// double starts a replica under a region's name on a Redis of its own, until the returned function is called. What it
-// may use, the floor, comes on top of the pool's rate, and counts for nothing here.
+// double starts another replica with a region's name and with a different Redis. It runs until the returned function is
+// called. That replica may use the region's floor in addition to the pool's rate. The tests don't count its tokens.
 func (w *world) double(r *region) (end func()) {
 	text, err := os.ReadFile(r.file)
 	require.NoError(w.t, err)
@@ -114,7 +114,8 @@ func (w *world) double(r *region) (end func()) {
 	return p.Kill
 }
 
-// configure gives every region a later file, in which the pool has these regions; with none there is no pool.
+// configure gives every region a later file, in which the pool has the regions of members. If there are none, the file
+// has no pool.
 func (w *world) configure(members []*region) {
 	w.version++
 	var pools, floors []string
@@ -141,7 +142,7 @@ listen: 127.0.0.1:0
 	}
 }
 
-// slow gives the links of a region a delay of 10 to 150 ms each way, jitter and some loss.
+// slow gives the links of a region a random delay of 10 to 150 ms each way, with jitter and some loss.
 func (w *world) slow(r *region) {
 	mean := 10*time.Millisecond + time.Duration(w.rng.Int64N(int64(140*time.Millisecond)))
 	for _, l := range r.links {
@@ -150,7 +151,7 @@ func (w *world) slow(r *region) {
 	}
 }
 
-// eventually waits, on the goroutine of the test, for what must happen.
+// eventually waits, in the test's goroutine, until holds returns true.
 func (w *world) eventually(what string, holds func() bool) {
 	w.t.Helper()
 	for began := time.Now(); !holds(); wait(w.t, 50*time.Millisecond) {
@@ -158,7 +159,7 @@ func (w *world) eventually(what string, holds func() bool) {
 	}
 }
 
-// read returns a region's bucket from its Redis; nil if there is none, or no reply.
+// read reads a region's bucket from its Redis. It returns nil if there is no bucket or no reply.
 func (r *region) read(ctx context.Context) *lua.PeekReply {
 	ctx, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
 	defer cancel()
@@ -176,7 +177,7 @@ func (r *region) ticket(ctx context.Context) lua.TicketResult {
 	return lua.Tickets(ctx, r.rdb, []string{key})[0]
 }
 
-// snapshot is the file that its Redis starts from.
+// snapshot returns the path of the file from which the region's Redis loads its data.
 func (r *region) snapshot() string { return filepath.Join(r.redis.DataDir(), "dump.rdb") }
 
 func (r *region) restart() {
@@ -184,8 +185,8 @@ func (r *region) restart() {
 	r.redis.Restart()
 }
 
-// inForce is the rate in force, in tokens per second. A grant ends with its era: the next refill credits nothing under
-// it once the clock has stepped back.
+// inForce returns the rate in force, in tokens per second. If the clock has stepped back, the next refill begins a new
+// era, and the grant ends with its era. So such a refill credits nothing for the grant.
 func inForce(p *lua.PeekReply) float64 {
 	if p == nil {
 		return 0
@@ -197,7 +198,7 @@ func inForce(p *lua.PeekReply) float64 {
 	return float64(n) * 1e6 / float64(p.Terms.Per)
 }
 
-// inForce is the rate in force in a region once its Redis answers; 0 if it has no bucket.
+// inForce waits until a region's Redis answers, and returns the rate in force, or 0 if there is no bucket.
 func (w *world) inForce(r *region) (rate float64) {
 	w.eventually("redis answers", func() bool {
 		p, err := lua.Peek(w.t.Context(), r.rdb, key, 1)
@@ -209,7 +210,7 @@ func (w *world) inForce(r *region) (rate float64) {
 	return rate
 }
 
-// credited is how many tokens refills have added to a region's bucket, and the instant of the last of them.
+// credited returns the number of tokens that refills have added to a region's bucket, and the time of the last refill.
 func (w *world) credited(r *region) (added, last int64) {
 	w.eventually("no refill comes between two readings", func() bool {
 		p, ticket := r.read(w.t.Context()), r.ticket(w.t.Context())
@@ -231,7 +232,7 @@ func (w *world) shared() bool {
 	return sum > 0.99*rate
 }
 
-// coordinator is the replica that coordinates, or nil.
+// coordinator returns the replica that coordinates the pool, or nil.
 func (w *world) coordinator() *replica {
 	for _, r := range w.regions {
 		for _, p := range r.replicas {
@@ -243,7 +244,7 @@ func (w *world) coordinator() *replica {
 	return nil
 }
 
-// status is what a replica says of itself; nil if it doesn't answer.
+// status returns the status of a replica, or nil if the replica doesn't answer.
 func (p *replica) status(ctx context.Context) *admin.Status {
 	found := adminAddr.FindAllStringSubmatch(p.Log(), -1)
 	if len(found) <= p.starts || !p.Running() {
@@ -272,7 +273,7 @@ func (p *replica) restart() {
 	p.Restart()
 }
 
-// consume takes what the region's consumers want until ctx ends.
+// consume takes as many tokens as the region's consumers want, until ctx ends.
 func (r *region) consume(ctx context.Context) {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
@@ -291,17 +292,17 @@ func (r *region) consume(ctx context.Context) {
 		}
 		owed -= float64(n)
 		calling, cancel := context.WithTimeout(ctx, 300*time.Millisecond)
-		// What may have been taken counts.
+		// The reply also has the tokens that may have been taken by a call that failed.
 		reply, err := lua.TakeUpTo(calling, r.rdb, key, n)
 		r.taken.Add(reply.Taken)
 		if err == nil && reply.Taken < n {
-			_, _ = lua.Take(calling, r.rdb, key, n-reply.Taken, false) // denied, most likely, and counted
+			_, _ = lua.Take(calling, r.rdb, key, n-reply.Taken, false) // most likely denied, which counts as demand
 		}
 		cancel()
 	}
 }
 
-// watch runs consumers, and asserts I1, I2, I4, I5 and I6, until the returned function is called.
+// watch runs consumers, and checks the invariants I1, I2, I4, I5 and I6, until the returned function is called.
 func (w *world) watch() (stop func()) {
 	ctx, cancel := context.WithCancel(w.t.Context())
 	var all sync.WaitGroup
@@ -315,16 +316,17 @@ func (w *world) watch() (stop func()) {
 	}
 }
 
-// judge reads all regions again and again. They are read one after the other, so only a rate that was in force in two
-// consecutive readings counts: the first reading of any region is before the second reading of every other.
+// judge reads all regions, again and again, and checks the invariants. It reads the regions one after the other. So it
+// counts only rates that were in force in two consecutive readings of a region. All first readings are before all
+// second readings, so these rates were in force at the same time.
 func (w *world) judge(ctx context.Context) {
 	began := time.Now()
-	least := 0.0 // consumed less what falls due, at its lowest
-	gap := 0.1   // the longest time between two refills, in seconds
+	least := 0.0 // smallest difference so far between the tokens taken and the tokens due
+	gap := 0.1   // longest time between two refills, in seconds
 	before := make([]*lua.PeekReply, len(w.regions))
 	newest := map[string]policy.Fence{} // by region, life of its Redis, and era
 	accounts, lives := make([]account, len(w.regions)), make([]life, len(w.regions))
-	last := make([]int64, len(w.regions)) // refill seen; the gap after it may be over when the next one is
+	last := make([]int64, len(w.regions)) // time of the last refill that was read
 	for i := range last {
 		last[i] = math.MaxInt64
 	}
@@ -332,7 +334,7 @@ func (w *world) judge(ctx context.Context) {
 		sum := 0.0
 		taken := 0.0
 		text := ""
-		// The count is of one instant, however long the readings wait, and the bound for no more time than until then.
+		// The tokens are counted before the readings, which may be slow. The bound is for the time until this count.
 		elapsed := time.Since(began).Seconds()
 		for _, r := range w.regions {
 			taken += float64(r.taken.Load())
@@ -340,7 +342,7 @@ func (w *world) judge(ctx context.Context) {
 		for i, r := range w.regions {
 			p := r.read(ctx)
 			if !lives[i].refilled(r.lives.Load(), p) {
-				p = nil // what it remembers isn't in force: its first refill credits nothing
+				p = nil // the rate in a restored bucket isn't in force: its first refill credits nothing
 			}
 			sum += min(inForce(before[i]), inForce(p))
 			text += fmt.Sprintf(" %s %.1f", r.name, inForce(p))
@@ -362,8 +364,8 @@ func (w *world) judge(ctx context.Context) {
 		if sum > rate*1.000001 {
 			w.violated("I1: %.3f is in force:%s", sum, text)
 		}
-		// I2 for every window that ends now, with a tenth of a second for the
-		// counts of calls under way. A tenth is r·τ without a gap.
+		// This is I2 for every window that ends now. Of the added 0.2 s, a tenth is
+		// for calls under way, and a tenth is r·τ without a gap.
 		over := taken - rate*elapsed - least
 		least = min(least, taken-rate*elapsed)
 		bound := capacity + rate*(gap+0.2) + w.forgiven()
@@ -376,7 +378,7 @@ func (w *world) judge(ctx context.Context) {
 	}
 }
 
-// forgive lets consumption exceed its bound by what a fault may bring.
+// forgive allows consumption to exceed its bound by the tokens that a fault may add.
 func (w *world) forgive(tokens float64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -389,14 +391,14 @@ func (w *world) forgiven() float64 {
 	return w.slack
 }
 
-// life is one life of a Redis.
+// life is the time between two restarts of a Redis.
 type life struct {
 	number int64
-	born   int64 // the first reading of it, on its clock; 0 if there was none
-	era    int64 // at that reading
+	born   int64 // time of the first reading in this life, on the clock of Redis; 0 before it
+	era    int64 // era at that reading
 }
 
-// refilled reports whether a reading found a bucket that was refilled in this life.
+// refilled reports whether a reading found a bucket that was refilled in the life with a number.
 func (l *life) refilled(number int64, p *lua.PeekReply) bool {
 	if l.number != number {
 		*l = life{number: number}
@@ -410,17 +412,18 @@ func (l *life) refilled(number int64, p *lua.PeekReply) bool {
 	return number == 0 || p.Last >= l.born || p.Version.Era != l.era
 }
 
-// account is what fell due to a region and what was credited, in one history of its Redis without a gap.
+// account compares the tokens that fell due to a region with the tokens that were credited. It begins anew when a
+// reading is missing or the era changes.
 type account struct {
 	open    bool
 	first   lua.Ticket
 	last    lua.Ticket
 	due     float64
-	highest float64 // rate in force
+	highest float64 // highest rate in force
 }
 
-// book gets two readings of a region, one after the other, and a ticket after them, and returns what is wrong with
-// them. The tokens that a refill credits fell due since the refill before: at most 2 s.
+// book adds two consecutive readings of a region, and the ticket after them. It returns what is wrong with them, or the
+// empty string. A refill may credit tokens that fell due since the refill before it, but for at most 2 s.
 func (a *account) book(before, p *lua.PeekReply, ticket lua.TicketResult) (fault string) {
 	now := ticket.Ticket
 	if before == nil || p == nil || ticket.Err != nil || !a.open || now.Version.Era != a.last.Version.Era ||

@@ -18,12 +18,13 @@ import (
 
 var (
 	budgets = flag.Int("budgets", 300, "how many drained budgets TestBudgets has")
-	// They are drained after a step, measured until the next one comes, and then taken from.
+	// The budgets are drained after a step. Their cost is measured until the next step, and then they are drained again.
 	period = flag.Duration("period", 4*time.Second, "time between two steps of the budgets")
 )
 
-// TestBudgets measures what drained budgets cost between two steps, and how takes find the step: so many takes at once
-// as many goroutines make, each the first from its budget, and paced takes beside them.
+// TestBudgets measures the cost of drained budgets between two steps, and the cost of the takes after a step. After the
+// step, many goroutines make takes as fast as they can, each take from another budget. A few other takes, at a steady
+// rate, show the latency meanwhile.
 func TestBudgets(t *testing.T) {
 	const workers = 128
 	s := startStore(t, false)
@@ -87,7 +88,8 @@ func TestBudgets(t *testing.T) {
 		thousands(*budgets), bytes, redisCores, refillerCores, float64(credited)/took.Seconds(), perTake*1e6, p50, p99)
 }
 
-// paced takes from other budgets, steadily, until its context ends. The function that it returns has the latencies.
+// paced takes from other budgets at a steady rate until its context ends. The returned function waits for the end, and
+// returns the latencies.
 func paced(ctx context.Context, t *testing.T, client *fetch.Client, sc scenario) func() []time.Duration {
 	t.Helper()
 	var mu sync.Mutex

@@ -1,3 +1,3 @@
-// Package scale measures the cost of keeping very many buckets full: see README.md. It holds measurements and tests
-// only, and checks no promise about tokens: see package robustness.
+// Package scale measures the cost of refilling very many buckets: see README.md. It holds only measurements and tests.
+// It doesn't check promises about tokens: see package robustness.
 package scale

@@ -24,8 +24,8 @@ var (
 	expire = flag.Bool("expire", false, "it waits until they have expired, for a minute or two")
 )
 
-// A client that makes up keys of a template gets a bucket for each. The buckets expire when their lives are over, and
-// so do the entries of the active set and the count, whether or not a replica fills them meanwhile.
+// A client that invents keys of a template gets a bucket for each key. The buckets expire when their lives are over.
+// Then they are removed from the active set and are no longer counted, whether or not a replica refills them.
 func TestUnusedBucketsExpireAfterTheirLives(t *testing.T) {
 	t.Parallel()
 	t.Run("Refilled", func(t *testing.T) {
@@ -40,13 +40,13 @@ func TestUnusedBucketsExpireAfterTheirLives(t *testing.T) {
 
 func comeOnce(t *testing.T, replicas int) {
 	const (
-		capacity = 10 // at 1/s: a life of a minute
+		capacity = 10 // with a rate of 1/s, a bucket lives for a minute
 		life     = time.Minute
 		workers  = 64
 	)
 	ctx, s := t.Context(), startStore(t, false)
 	config := fmt.Sprintf("redis: {url: %q}\nversion: 1\nrefill_interval: 1s\nlisten: 127.0.0.1:0\ntemplates:\n  - {prefix: %q, capacity: %d, rate: 1/s, max_keys: %d}\n", s.url, prefix, capacity, 2**junk)
-	r := startReplica(t, "publisher", config) // and, if it goes on, who refills
+	r := startReplica(t, "publisher", config) // publishes the template, and refills if it isn't killed
 	rdb := s.nodes[0]
 	require.Eventually(t, func() bool { return rdb.Exists(ctx, lua.TemplatesKey).Val() == 1 }, patience,
 		10*time.Millisecond)
@@ -57,11 +57,11 @@ func comeOnce(t *testing.T, replicas int) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close(context.WithoutCancel(ctx)) })
 	require.Eventually(t, func() bool {
-		_, err := client.Peek(ctx, prefix) // it knows the template
+		_, err := client.Peek(ctx, prefix) // works once the client knows the template
 		return err == nil
 	}, patience, 10*time.Millisecond)
 
-	// alive and active are what is counted and what the active set has.
+	// alive returns the number of buckets that are counted, and active the number in the active set.
 	alive := func() int64 {
 		return s.rdb.ZCount(ctx, lua.AliveKey(prefix), "("+strconv.FormatInt(time.Now().Unix(), 10), "+inf").Val()
 	}
@@ -105,7 +105,7 @@ func comeOnce(t *testing.T, replicas int) {
 	if took < life {
 		require.EqualValues(t, *junk, alive())
 	}
-	// Nothing of the template lives for longer than a life, rounded up by an eighth, and a second.
+	// No key of the template lives longer than a life, rounded up by an eighth, plus a second.
 	for range 100 {
 		if key := rdb.RandomKey(ctx).Val(); strings.Contains(key, prefix) {
 			ttl := rdb.TTL(ctx, key).Val()

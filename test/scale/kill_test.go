@@ -19,8 +19,8 @@ var (
 	killBeat = flag.Duration("kill-interval", 500*time.Millisecond, "how often these are refilled")
 )
 
-// The whole way: replicas publish a template, a consumer without a policy makes its
-// buckets, and these are refilled, whichever replica is killed.
+// Replicas publish a template, and takes of a consumer create its buckets. When a
+// replica is killed, the others refill its buckets.
 func TestKilledReplicasShardsAreRefilledByTheOthers(t *testing.T) {
 	t.Parallel()
 	t.Run("Redis", func(t *testing.T) {
@@ -51,13 +51,13 @@ func killReplicas(t *testing.T, s *store) {
 		require.NoError(t, err)
 		require.True(t, result.OK)
 	}
-	require.Eventually(t, func() bool { // on a Cluster a bucket enters a moment after its take
+	require.Eventually(t, func() bool { // on a Cluster, a bucket is added to the active set a moment after its take
 		active, _ := s.active(t)
 		return active == int64(sc.Keys)
 	}, patience, 10*time.Millisecond)
 
-	// since waits until every bucket has been refilled after an instant. It returns how long after it the first such
-	// refill of each bucket was, on Redis' clock.
+	// since waits until every bucket has been refilled after an instant. It returns, for each bucket, the time from the
+	// instant to the first such refill, on the clock of Redis.
 	since := func(instant time.Time) (waited []time.Duration) {
 		first := make([]time.Duration, sc.Keys)
 		require.Eventually(t, func() bool {
@@ -79,7 +79,7 @@ func killReplicas(t *testing.T, s *store) {
 	var worst []time.Duration
 	rng := rand.New(rand.NewPCG(uint64(begin.UnixNano()), 0)) //nolint:gosec // which one is killed when needs no replay
 	for i := range *killed {
-		time.Sleep(4*interval + time.Duration(rng.Int64N(int64(interval)))) // the shards are shared
+		time.Sleep(4*interval + time.Duration(rng.Int64N(int64(interval)))) // until the replicas have shared the shards
 		victim := i % len(running)
 		at := time.Now()
 		running[victim].Kill()

@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// measure runs one scenario. Each of its three parts takes as long as the window: takes
-// without refillers, refillers without takes, both.
+// measure runs one scenario. It has three parts, each as long as the window: takes
+// without refillers, refillers without takes, and both at the same time.
 func measure(t *testing.T, sc scenario, window time.Duration) figures {
 	s := startStore(t, sc.Cluster)
 	f := figures{scenario: sc}
@@ -34,7 +34,7 @@ func measure(t *testing.T, sc scenario, window time.Duration) figures {
 	}
 	f.refills(t, s, window)
 	f.TakeBeside = takes(t, s, sc, window)
-	if sc.Configured { // once no replica refills any more
+	if sc.Configured { // these buckets need the replicas first, so takes without them are measured at the end
 		for _, r := range f.running {
 			r.Stop()
 		}
@@ -54,7 +54,7 @@ func (f *figures) replicas(t *testing.T, s *store) {
 	}
 }
 
-// settle waits until the replicas refill as they will go on to.
+// settle waits until the replicas refill all active buckets and have shared the shards.
 func (f *figures) settle(t *testing.T, s *store) {
 	t.Helper()
 	require.Eventually(t, func() bool {
@@ -73,10 +73,10 @@ func (f *figures) settle(t *testing.T, s *store) {
 		n, occupied := s.active(t)
 		return n == int64(f.Active) && int(active) == f.Active && int(shards) >= occupied && int(applied) >= f.Active
 	}, patience, 200*time.Millisecond, "the replicas don't settle")
-	time.Sleep(5 * f.Interval) // shards change hands until the replicas have as many
+	time.Sleep(5 * f.Interval) // shards move between the replicas until each has about as many
 }
 
-// refills measures what refilling costs.
+// refills measures the cost of refills.
 func (f *figures) refills(t *testing.T, s *store, window time.Duration) {
 	t.Helper()
 	window = max(window, 3*f.Interval)
@@ -114,8 +114,8 @@ func (f *figures) refills(t *testing.T, s *store, window time.Duration) {
 	}
 }
 
-// quantile reads a quantile from a cumulative histogram: it is up to the result, in
-// seconds, interpolated between bounds.
+// quantile returns a quantile, in seconds, of the values that a cumulative histogram got between
+// before and after. It interpolates between the bounds.
 func quantile(before, after map[float64]float64, q float64) float64 {
 	bounds := make([]float64, 0, len(after))
 	for le := range after {
@@ -143,7 +143,7 @@ func quantile(before, after map[float64]float64, q float64) float64 {
 // takesPerSecond is how often consumers take while latency is measured.
 const takesPerSecond = 200
 
-// takes takes from random active buckets, steadily, for as long as the window, and
+// takes takes from random active buckets at a steady rate for as long as the window. It
 // returns the 99th percentile of the latency in milliseconds.
 func takes(t *testing.T, s *store, sc scenario, window time.Duration) float64 {
 	t.Helper()

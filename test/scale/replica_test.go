@@ -19,19 +19,19 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// patience bounds waiting for what takes moments on a machine that is not busy.
+// patience is how long a test waits for a condition. On a machine that isn't busy it comes within moments.
 const patience = 5 * time.Minute
 
 // replica is a refiller process.
 type replica struct {
 	*testenv.Process
 	admin   string        // URL of its admin server
-	started time.Duration // until it was ready
+	started time.Duration // time from its start until it was ready
 }
 
 var adminAddr = regexp.MustCompile(`replica starts: .*admin=(\S+)`)
 
-// startReplica runs a refiller and waits until it is ready.
+// startReplica starts a refiller and waits until it is ready.
 func startReplica(t *testing.T, name, config string) *replica {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), patience)
@@ -53,7 +53,7 @@ func startReplica(t *testing.T, name, config string) *replica {
 	return r
 }
 
-// get asks the admin server: whether all is well, and what it says.
+// get makes a request to the admin server. ok reports whether the status is 200.
 func (r *replica) get(ctx context.Context, t *testing.T, path string) (ok bool, body []byte) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, r.admin+path, nil)
@@ -66,14 +66,14 @@ func (r *replica) get(ctx context.Context, t *testing.T, path string) (ok bool, 
 	return res.StatusCode == http.StatusOK, body
 }
 
-// counts are what a replica has counted.
+// counts has metrics of a replica.
 type counts struct {
-	applied float64             // refills
-	lag     map[float64]float64 // how many came up to so many seconds late
-	cpu     float64             // seconds
-	memory  float64             // resident bytes
-	active  float64             // buckets of templates in its shards
-	shards  float64
+	applied float64             // refills that were applied
+	lag     map[float64]float64 // number of refills that were at most so many seconds late
+	cpu     float64             // processor time in seconds
+	memory  float64             // resident memory in bytes
+	active  float64             // buckets of templates in the replica's shards
+	shards  float64             // shards of the active sets that the replica refills
 }
 
 var bound = regexp.MustCompile(`le="([^"]+)"`)

@@ -8,27 +8,27 @@ import (
 	"text/tabwriter"
 )
 
-// figures are what one scenario cost.
+// figures are the results of one scenario.
 type figures struct {
 	scenario
 	RefillsPerSecond float64 `json:"refills_per_second"`
 	PerRedisSecond   float64 `json:"refills_per_redis_cpu_second"`
 	RedisCores       float64 `json:"redis_cores"`
-	RefillerCores    float64 `json:"refiller_cores"` // of all replicas
+	RefillerCores    float64 `json:"refiller_cores"` // of all replicas together
 	CPUPerMillion    float64 `json:"refiller_cpu_seconds_per_million_refills"`
 	MemoryMB         float64 `json:"refiller_memory_mb"` // of the largest replica
-	LagP50           float64 `json:"lag_p50_seconds"`    // beyond one interval
+	LagP50           float64 `json:"lag_p50_seconds"`    // time beyond one interval
 	LagP99           float64 `json:"lag_p99_seconds"`
 	BytesPerBucket   float64 `json:"redis_bytes_per_bucket"`
 	Startup          float64 `json:"startup_seconds"`
-	Commands         float64 `json:"redis_commands_per_second_per_replica"` // those within scripts too
+	Commands         float64 `json:"redis_commands_per_second_per_replica"` // including commands in scripts
 	TakeAlone        float64 `json:"take_p99_ms_without_refills"`
 	TakeBeside       float64 `json:"take_p99_ms_beside_refills"`
 
 	running []*replica
 }
 
-// writeTable prints the figures for people.
+// writeTable writes the figures as a table.
 func writeTable(w io.Writer, list []figures) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "keys\tactive\tkind\tstore\treplicas\tinterval\trefills/s\tper Redis CPU-s\tRedis cores\trefiller cores\tCPU-s/million\tMB\tlag p50\tlag p99\tbytes/bucket\tstart-up\tcommands/s\ttake p99\tbeside\t")
@@ -49,7 +49,7 @@ func writeTable(w io.Writer, list []figures) error {
 	return t.Flush()
 }
 
-// writeJSON writes the figures for programs.
+// writeJSON writes the figures to a file, as JSON.
 func writeJSON(path string, list []figures) error {
 	b, err := json.MarshalIndent(list, "", "  ")
 	if err != nil {

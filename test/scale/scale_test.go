@@ -41,8 +41,8 @@ func numbers(t *testing.T, name, text string) (list []int) {
 	return list
 }
 
-// TestScale measures what the flags name; it tests no more than that refills happen.
-// Without flags it measures one small scenario of each kind, for a moment.
+// TestScale measures the scenarios that the flags name. It tests only that there are refills.
+// Without flags it measures a few small scenarios, each for a moment.
 func TestScale(t *testing.T) {
 	var kinds []bool
 	for store := range strings.SplitSeq(*stores, ",") {
@@ -81,7 +81,7 @@ func TestScale(t *testing.T) {
 	}
 }
 
-// merged are the figures that a file holds, with those of the same scenarios replaced.
+// merged returns the figures of a file together with the measured ones, which replace figures of the same scenarios.
 func merged(t *testing.T, path string, measured []figures) []figures {
 	t.Helper()
 	var list []figures

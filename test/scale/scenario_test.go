@@ -7,12 +7,13 @@ import (
 	"time"
 )
 
-// scenario is one thing to measure.
+// scenario describes one measurement.
 type scenario struct {
-	// buckets of the configuration, all of them refilled; otherwise of a template
+	// Configured means that the buckets are in the configuration, and all of them are refilled. Otherwise they are of a
+	// template.
 	Configured bool          `json:"configured"`
-	Keys       int           `json:"keys"`
-	Active     int           `json:"active_buckets"` // that are not full
+	Keys       int           `json:"keys"`           // number of buckets
+	Active     int           `json:"active_buckets"` // number of buckets that are not full
 	Cluster    bool          `json:"cluster"`
 	Replicas   int           `json:"replicas"`
 	Interval   time.Duration `json:"interval_ns"`
@@ -30,8 +31,8 @@ func (s scenario) String() string {
 		s.Replicas, s.Interval)
 }
 
-// capacity is so large, and the rate so low, that a bucket stays active while it is
-// measured.
+// capacity is so large, and rate so low, that a bucket stays active during a
+// measurement.
 const (
 	capacity = 100_000
 	rate     = 10 // per second
@@ -40,7 +41,7 @@ const (
 
 func (s scenario) key(i int) string { return prefix + strconv.Itoa(100_000+i) }
 
-// config is the configuration of the replicas.
+// config returns the configuration of the replicas.
 func (s scenario) config(redisURL string) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "redis: {url: %q}\nversion: 1\nrefill_interval: %s\nlisten: 127.0.0.1:0\n", redisURL, s.Interval)
@@ -55,12 +56,12 @@ func (s scenario) config(redisURL string) string {
 	return b.String()
 }
 
-// most is how many refills a second are asked for at most: with more active buckets,
-// the interval is longer.
+// most is the largest number of refills per second. With more active buckets, the
+// interval is longer.
 const most = 100_000
 
-// scenarios are all combinations. A template's buckets are measured with a part of them
-// active, in percent; configured ones are all refilled.
+// scenarios returns all combinations. Of a template's buckets, so many percent are
+// active. Configured buckets are all active.
 func scenarios(configured, templates, percents []int, stores []bool, replicas []int) (list []scenario) {
 	add := func(s scenario) {
 		s.Interval = time.Second * time.Duration(max(1, s.Active/most))
@@ -81,7 +82,7 @@ func scenarios(configured, templates, percents []int, stores []bool, replicas []
 	return list
 }
 
-// thousands writes a number for people: 12,345.
+// thousands formats a number with commas, such as 12,345.
 func thousands(n int) string {
 	s := strconv.Itoa(n)
 	for i := len(s) - 3; i > 0; i -= 3 {

@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// store is the Redis that the buckets are in.
+// store is the Redis that holds the buckets.
 type store struct {
 	rdb   redis.UniversalClient
 	nodes []*redis.Client
@@ -41,7 +41,7 @@ func startStore(t *testing.T, cluster bool) *store {
 	return s
 }
 
-// usage is what the servers have used, all together.
+// usage is the resource usage of all servers together.
 type usage struct{ cpu, memory, commands float64 }
 
 func (s *store) usage(t *testing.T) (u usage) {
@@ -61,7 +61,7 @@ func (s *store) usage(t *testing.T) (u usage) {
 	return u
 }
 
-// template is the one of a scenario's buckets.
+// template returns the template of a scenario's buckets.
 func (s *store) template(sc scenario) *lua.Template {
 	_, cluster := s.rdb.(*redis.ClusterClient)
 	t := policy.Template{Prefix: prefix, Policy: policy.Policy{
@@ -70,8 +70,8 @@ func (s *store) template(sc scenario) *lua.Template {
 	return lua.NewTemplate(&policy.CompiledTemplate{Template: t, Text: t.Terms(policy.Fence{Epoch: 1}).Encode()}, cluster)
 }
 
-// fill makes the template's buckets, as first takes do: the first ones nearly empty,
-// so that they stay active, the others with a token less than they hold.
+// fill creates the template's buckets with first takes. The first sc.Active buckets are
+// nearly empty, so that they stay active. The others have one token less than their capacity.
 func (s *store) fill(t *testing.T, sc scenario) {
 	t.Helper()
 	const workers = 32
@@ -94,7 +94,7 @@ func (s *store) fill(t *testing.T, sc scenario) {
 	require.NoError(t, g.Wait())
 }
 
-// take takes n tokens as the SDK does.
+// take takes n tokens from a template's bucket, as the SDK does.
 func (s *store) take(ctx context.Context, key string, template *lua.Template, n int64) error {
 	takes := lua.Takes{Key: key, Runs: []policy.Run{{N: n, Count: 1}}, Below: capacity, Template: template}
 	for {
@@ -114,7 +114,7 @@ func (s *store) take(ctx context.Context, key string, template *lua.Template, n 
 	}
 }
 
-// active is how many buckets are in the active set, and in how many of its shards.
+// active returns the number of buckets in the active set, and the number of its shards that have a bucket.
 func (s *store) active(t *testing.T) (n int64, shards int) {
 	t.Helper()
 	all := make([]lua.Shard, lua.ActiveShards)
@@ -131,13 +131,13 @@ func (s *store) active(t *testing.T) (n int64, shards int) {
 	return n, shards
 }
 
-// bucket is the content of a bucket when it was read.
+// bucket is the state of a bucket.
 type bucket struct {
 	tokens int64
-	last   time.Time // its last refill, on Redis' clock
+	last   time.Time // time of the last refill, on the clock of Redis
 }
 
-// read reads all buckets of a scenario, many at once.
+// read reads all buckets of a scenario, many in one call.
 func (s *store) read(t *testing.T, sc scenario) []bucket {
 	t.Helper()
 	const atOnce = 1000
