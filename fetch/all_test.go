@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// sameSlot are two keys of one slot.
+// sameSlot returns two keys of one slot.
 func sameSlot() (a, b string) {
 	seen := map[int]string{}
 	for i := 0; ; i++ {
@@ -73,7 +73,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			require.EqualValues(t, 10, r.Results[0].Limit)
 			require.Equal(t, []int64{7, 17, 26, 35}, left())
 
-			// Each of the two requests of team would fit; both together don't.
+			// Each of the two requests for team would fit, but both together don't fit.
 			r, err = c.TakeAll(t.Context(), []Request{{Key: "user", N: 3}, {Key: "team", N: 4}, {Key: twin, N: 1},
 				{Key: "team", N: 4}, {Key: other, N: 36}})
 			require.NoError(t, err)
@@ -120,7 +120,7 @@ func TestTakeAllRefusesWhatItCanNotTake(t *testing.T) {
 	require.EqualValues(t, 5, tokens(t, rdb, "foreign"))
 }
 
-// Calls that take from both buckets take the same of both, whatever other calls take.
+// Each call that takes from two buckets takes the same number of tokens from both, whatever other calls take.
 func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
 	rdb := testenv.Cluster(t).Client()
 	keys := []string{"a", "b", "c"}
@@ -152,7 +152,7 @@ func TestConcurrentTakesOfSeveralBucketsConserveTokens(t *testing.T) {
 	require.NotZero(t, granted.Load())
 }
 
-// onReturn calls do before a script of key goes out that isn't the first.
+// onReturn calls do before each script call for key except the first one.
 type onReturn struct {
 	key    string
 	do     func()
@@ -185,7 +185,7 @@ func (o *onReturn) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 	}
 }
 
-// twoPhases reaches the faulty server through a client of unknown kind, so that buckets in two slots are taken from in
+// twoPhases returns a client of an unknown type for the faulty server. With it, a take from buckets in two slots makes
 // two calls.
 func twoPhases(t *testing.T, f *faulty, hook redis.Hook) redis.UniversalClient {
 	t.Helper()
@@ -295,7 +295,8 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 	require.EqualValues(t, 9, tokens(t, fast.Client(), near))
 }
 
-// The buckets of a template that a take of all needs are opened together: before it and, since they were full, after.
+// A TakeAll opens the template's buckets that it needs in one round trip. Since they were full, it opens them once more
+// after the take.
 func TestTakeAllOpensTheBucketsOfATemplateTogether(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()

@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Takes of a bucket that can't share an entry of a call are answered in the order of their arrival, however many other
-// buckets go along, and whether the first of them fit or not.
+// Some takes of a bucket can't share an entry of a script call. They are answered in the order of their arrival,
+// however many other buckets are in the batch, and whether or not the first takes fit.
 func TestTakesOfABatchAreAnsweredInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		buckets := map[string]policy.Policy{}

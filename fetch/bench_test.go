@@ -18,11 +18,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// bareTake is the least that a take can be as a script.
+// bareTake is the shortest script that makes a take.
 var bareTake = redis.NewScript(`local left = redis.call('DECRBY', KEYS[1], ARGV[1]) if left < 0 then redis.call('INCRBY', KEYS[1], ARGV[1]) end return left`)
 
-// BenchmarkTake sets a take beside the bare commands that it can't beat, one
-// caller at a time and with many at once, of one bucket and of many.
+// BenchmarkTake compares a take with the bare commands, which are its lower bound. It does so with one caller and with
+// many concurrent callers, and with one bucket and with many.
 func BenchmarkTake(b *testing.B) {
 	ctx := context.Background()
 	rdb := testenv.Redis(b).Client()
@@ -105,7 +105,8 @@ func BenchmarkOverdueDenials(b *testing.B) {
 	})
 }
 
-// BenchmarkManyKeys takes from more and more buckets in turn, and reports what a take costs Redis.
+// BenchmarkManyKeys takes from more and more buckets in turn, and reports how much processor time of Redis a take
+// needs.
 func BenchmarkManyKeys(b *testing.B) {
 	ctx, server := context.Background(), testenv.Redis(b)
 	rdb := server.Client()
@@ -149,7 +150,7 @@ func BenchmarkManyKeys(b *testing.B) {
 	}
 }
 
-// redisCPU returns how long a server has computed.
+// redisCPU returns the processor time that a server has used.
 func redisCPU(b *testing.B, rdb redis.UniversalClient) (sum time.Duration) {
 	info, err := rdb.Info(context.Background(), "cpu").Result()
 	require.NoError(b, err)

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// What was taken for a caller who has left goes back to the history of the bucket from which it came.
+// Tokens that were taken for a caller that left go back only to the era of the bucket from which they came.
 func TestTokensOfALateReplyDoNotGoBackToALaterEra(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(100)})
@@ -61,13 +61,14 @@ func TestTokensOfALateTakeAllDoNotGoBackToALaterEra(t *testing.T) {
 	require.EqualValues(t, 30, c.Stats().Lost)
 }
 
-// What came from a block of one history and what came from the bucket in the next are not given back together.
+// If a take got some tokens from a block of one era and the others from the bucket in the next era, Undo gives back
+// only the latter.
 func TestUndoGivesNothingOfABlockBackToALaterEra(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 1000, 40)
 		var once sync.Once
 		b.fail(func(script string) fault {
-			if isTake(script) { // an operator lets it begin anew
+			if isTake(script) { // an operator makes the bucket begin a new era
 				once.Do(func() { b.buckets["checkout"].Control.Era++ })
 			}
 			return none

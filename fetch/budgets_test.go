@@ -91,14 +91,15 @@ func TestBudgetsHaveWhatRefilledBucketsHave(t *testing.T) {
 	})
 }
 
-// clocked is a server whose clock is to be at an instant.
+// clocked returns a server, and a function that sets its clock.
 func clocked(t *testing.T) (rdb *redis.Client, at func(time.Time)) {
 	t.Helper()
 	server := testenv.Redis(t, testenv.WithClock())
 	return server.Client(), func(to time.Time) { server.StepClock(time.Until(to)) }
 }
 
-// Each call is the first after the step. A drained budget is as full for it as if a refiller had come at the step.
+// Each call is the first call after the step. It finds the drained budget as full as if a refiller had credited it at
+// the step.
 func TestEachCallOfABudgetFindsTheStepThatHasCome(t *testing.T) {
 	t.Parallel()
 	rdb, at := clocked(t)
@@ -179,7 +180,8 @@ func TestAWaitForABudgetEndsAtItsStep(t *testing.T) {
 	}
 }
 
-// A policy that changes within a period adds nothing before the next step, and a version goes up alone.
+// A policy that changes within a period adds no tokens before the next step. A policy is never replaced by one of an
+// earlier version.
 func TestABudgetsPolicyChangesWithinAPeriod(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -232,14 +234,14 @@ func TestAKilledConsumersReservationsInABudgetEnd(t *testing.T) {
 	r, err := c.Take(ctx, "b:1", 1)
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	at(time.Date(2031, 6, 1, 0, 5, 0, 0, time.UTC)) // long after: this clock goes on during the test
+	at(time.Date(2031, 6, 1, 0, 5, 0, 0, time.UTC)) // long after the step, since this clock runs on during the test
 	r, err = c.Take(ctx, "b:1", 100)
 	require.NoError(t, err)
 	require.True(t, r.OK, "no refiller swept it")
 }
 
-// What goes back after a step goes into the period that began: a budget never holds more than its capacity, whether the
-// step was credited before or is credited now.
+// Tokens that are returned after a step go into the new period. The budget never holds more than its capacity, whether
+// the step was credited before the return or with it.
 func TestWhatGoesBackAfterAStepAddsNoPeriod(t *testing.T) {
 	t.Parallel()
 	rdb, at := clocked(t)
@@ -275,8 +277,8 @@ func TestWhatGoesBackAfterAStepAddsNoPeriod(t *testing.T) {
 	}
 }
 
-// Blocks are a part of the budget in which they were taken: together with the bucket they serve one period, and after
-// the step another one.
+// Blocks are a part of the budget from which they were taken. The takes from the bucket and its blocks together are at
+// most one capacity before the step, and another one after it.
 func TestBlocksOfABudgetServeEachPeriodOnce(t *testing.T) {
 	t.Parallel()
 	rdb, at := clocked(t)
@@ -301,7 +303,7 @@ func TestBlocksOfABudgetServeEachPeriodOnce(t *testing.T) {
 	}
 	total := served(clients[0]) + served(clients[1])
 	require.LessOrEqual(t, total, 600)
-	require.NoError(t, clients[0].Close(ctx)) // what is left in its blocks goes back
+	require.NoError(t, clients[0].Close(ctx)) // the tokens that are left in its blocks go back
 	require.NoError(t, clients[1].Close(ctx))
 	c := client(t, rdb, fetch.WithTemplates(strict), fetch.WithDenyCache(false))
 	require.Equal(t, 600, total+served(c))
@@ -310,7 +312,7 @@ func TestBlocksOfABudgetServeEachPeriodOnce(t *testing.T) {
 	require.Equal(t, 600, served(c))
 }
 
-// A restored backup has the takes undone that came after it, and no step twice.
+// After a backup is restored, the takes since the backup are undone, but no step is credited twice.
 func TestARestoredBudgetIsCreditedTheStepsSinceItsBackup(t *testing.T) {
 	t.Parallel()
 	rdb, at := clocked(t)

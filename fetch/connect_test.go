@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A server to which it takes long to connect is there.
+// A server is not considered unavailable because connections to it open slowly.
 func TestSlowConnectionsAreNoEvidence(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -28,11 +28,11 @@ func TestSlowConnectionsAreNoEvidence(t *testing.T) {
 	}
 	rdb := redis.NewClient(o)
 	defer func() { require.NoError(t, rdb.Close()) }()
-	c := newClient(t, rdb, WithPublishedTemplates(false)) // or all wait for them
+	c := newClient(t, rdb, WithPublishedTemplates(false)) // otherwise all takes wait for the templates
 	var wg sync.WaitGroup
 	for i := range 40 {
 		wg.Go(func() {
-			time.Sleep(time.Duration(i) * 10 * time.Millisecond) // not all in one call
+			time.Sleep(time.Duration(i) * 10 * time.Millisecond) // so that not all takes are in one call
 			if _, err := c.Take(t.Context(), "checkout", 1, slow()); err != nil {
 				t.Error(err)
 			}
@@ -42,7 +42,8 @@ func TestSlowConnectionsAreNoEvidence(t *testing.T) {
 	require.Zero(t, c.Stats().BreakerOpened)
 }
 
-// A caller that makes its call itself would wait as long as the Redis client may take to open a connection.
+// A lone caller must not make its call itself here. Otherwise it would wait for as long as the Redis client needs to
+// open a connection.
 func TestALoneCallerIsNotHeldByASlowProviderOfCredentials(t *testing.T) {
 	t.Parallel()
 	var slowly atomic.Bool
@@ -91,7 +92,7 @@ func ringOfTwo(t *testing.T, slowAddr, fastAddr string) (rdb *redis.Ring, slow, 
 	return rdb, slow, fast
 }
 
-// The calls under way to a shard that doesn't answer are none of the others'.
+// Calls to a shard that doesn't answer don't count toward the limit of calls to other shards.
 func TestASilentShardTakesNothingFromOthers(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.Proxy(t, testenv.Redis(t).Addr(), 0)
@@ -120,7 +121,8 @@ func TestASilentShardTakesNothingFromOthers(t *testing.T) {
 	require.NoError(t, proxy.Heal())
 }
 
-// A call's own timeout holds where connections are the Redis client's, too: it may be longer than others', and ends.
+// The timeout of a single call also applies if the connections belong to the Redis client. It may be longer than the
+// timeout of other calls, and the call ends when it has passed.
 func TestACallsLongerTimeoutHoldsOnARing(t *testing.T) {
 	t.Parallel()
 	proxy := testenv.Proxy(t, testenv.Redis(t).Addr(), 0)
@@ -144,7 +146,7 @@ func TestACallsLongerTimeoutHoldsOnARing(t *testing.T) {
 	require.NoError(t, proxy.Heal())
 }
 
-// A Close that did not wait until the end leaves nothing behind all the same.
+// Even if Close returned early, all connections are closed in the end.
 func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -165,7 +167,7 @@ func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
 	}
 }
 
-// A replica does not know that a slot moves, so it would answer that a key is missing which has moved.
+// A replica does not know that a slot moves. So it would reply that a key is missing although the key has moved.
 func TestNothingIsReadFromTheReplicasOfACluster(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]redis.ClusterOptions{

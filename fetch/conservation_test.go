@@ -22,20 +22,22 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A schedule of TestEverythingAtOnceConservesTokens: four consumers, unlike each other, take from three buckets in
-// every way there is, each through a proxy of its own, while refillers come and go.
+// This file is TestEverythingAtOnceConservesTokens. In each of its schedules four consumers of different kinds take
+// from three buckets in every possible way. Each consumer has a proxy of its own, and refillers run only at times.
 
-// weather is what a schedule has to live through.
+// weather has the conditions of a schedule.
 type weather struct {
 	name   string
 	policy policy.Policy
 	storm  bool // faults
-	// a lone caller makes its call itself, and a cancelled one gives its reply up; otherwise nothing may be lost
+	// lone callers make their calls themselves. If such a caller is cancelled, its reply is lost. Without alone and storm,
+	// no token may be lost.
 	alone bool
 }
 
-// Buckets of a schedule with faults have room for all refills, so that no token is dropped by a full bucket without a
-// reply that counts it. Of the other buckets one is often full.
+// weathers returns the schedules. In a schedule with faults, the buckets have room for all refills. Otherwise a full
+// bucket could drop tokens and the reply that counts them could be lost. In the other schedules, one of the buckets is
+// often full.
 func weathers(rng *rand.Rand) []weather {
 	const interval = 20 * time.Millisecond
 	few := int64(100)
@@ -51,17 +53,17 @@ func weathers(rng *rand.Rand) []weather {
 const (
 	goroutines = 6   // of a consumer
 	steps      = 60  // of a goroutine
-	stormSteps = 150 // since many fail at once
+	stormSteps = 150 // more, since many of them fail at once
 )
 
-// admission is tokens that a caller was given. It happened between two instants, Unix µs.
+// admission has tokens that a caller got, at some time between two instants in Unix µs.
 type admission struct {
 	key      string
 	n        int64
 	from, to int64
 }
 
-// scene is a schedule that is played.
+// scene is the run of a schedule.
 type scene struct {
 	t       *testing.T
 	weather weather
@@ -72,7 +74,7 @@ type scene struct {
 	mu         sync.Mutex
 	admitted   []admission
 	returned   map[string]int64 // by callers
-	unsure     map[string]int64 // returned, perhaps
+	unsure     map[string]int64 // perhaps returned by callers
 	requests   []*request
 	unsettled  []*unsettled
 	did        map[string]int
@@ -86,7 +88,7 @@ type player struct {
 	proxy *faultproxy.Proxy
 }
 
-// request is a take with a request id.
+// request is a request id with the takes that have it.
 type request struct {
 	mu       sync.Mutex
 	id, key  string
@@ -191,7 +193,7 @@ func newPlayer(t *testing.T, server *testenv.RedisServer, i int, w weather, seed
 	return p
 }
 
-// refillNowAndThen refills a bucket, with pauses in which consumers do.
+// refillNowAndThen refills a bucket, with pauses in which the consumers have to make the refills.
 func (s *scene) refillNowAndThen(ctx context.Context, key string, rng *rand.Rand) {
 	interval := s.weather.policy.Interval
 	ticker := time.NewTicker(interval)
@@ -227,7 +229,7 @@ func (s *scene) pulse(ctx context.Context) {
 	}
 }
 
-// trouble makes faults, one after the other.
+// trouble causes faults, one after the other.
 func (s *scene) trouble(ctx context.Context, server *testenv.RedisServer, rng *rand.Rand) {
 	must := func(err error) {
 		if err != nil {
@@ -267,7 +269,7 @@ func (s *scene) trouble(ctx context.Context, server *testenv.RedisServer, rng *r
 	}
 }
 
-// killPlayers has the server close the consumers' connections.
+// killPlayers makes the server close the connections of the consumers.
 func killPlayers(ctx context.Context, admin *redis.Client) error {
 	list, err := admin.ClientList(ctx).Result()
 	if err != nil {
@@ -283,7 +285,7 @@ func killPlayers(ctx context.Context, admin *redis.Client) error {
 	return nil
 }
 
-// spin keeps the server busy with a script meanwhile.
+// spin keeps the server busy with a script while meanwhile runs.
 func spin(ctx context.Context, server *testenv.RedisServer, meanwhile func()) error {
 	o := server.ClientOptions()
 	o.ReadTimeout = patience
@@ -318,9 +320,9 @@ func (s *scene) record(what, key string, n, from int64) {
 	}
 }
 
-// failed judges an error: without faults there is none but those that callers ask for.
+// failed handles an error. In a schedule without faults, the only errors are those that callers cause.
 func (s *scene) failed(what string, err error) {
-	time.Sleep(time.Millisecond) // an open breaker refuses at once
+	time.Sleep(time.Millisecond) // otherwise an open breaker would refuse very many calls
 	if errors.Is(err, context.Canceled) || errors.Is(err, ErrExceedsCapacity) || s.weather.storm &&
 		errors.Is(err, ErrUnavailable) {
 		return
@@ -341,7 +343,7 @@ func impatient(rng *rand.Rand) (context.Context, context.CancelFunc) {
 	}
 }
 
-// step is one thing that a consumer does.
+// step makes one random operation of a consumer.
 func (s *scene) step(p *player, rng *rand.Rand) {
 	ctx, cancel := impatient(rng)
 	defer cancel()
@@ -425,7 +427,7 @@ func (s *scene) giveBack(p *player, key string, n int64) {
 	s.did["return"]++
 }
 
-// askOften makes a take with a request id, which others make, too.
+// askOften makes a take with a request id several times, also through other consumers.
 func (s *scene) askOften(p *player, rng *rand.Rand) {
 	q := &request{id: strconv.FormatUint(rng.Uint64(), 36), key: s.keys[rng.IntN(len(s.keys))], n: 1 + rng.Int64N(5),
 		from: unixMicro()}
@@ -460,7 +462,7 @@ func (s *scene) ask(ctx context.Context, p *player, q *request) {
 	}
 }
 
-// reserve makes a reservation and settles it, or cancels it, or lets it be, or settles it too late.
+// reserve makes a reservation. It then settles it, cancels it, lets it expire or settles it too late.
 func (s *scene) reserve(p *player, rng *rand.Rand) {
 	key := s.keys[rng.IntN(len(s.keys))]
 	n := 1 + rng.Int64N(8)
@@ -488,7 +490,7 @@ func (s *scene) reserve(p *player, rng *rand.Rand) {
 		time.Sleep(ttl)
 	}
 	from := unixMicro()
-	for _, p := range []*player{p, s.players[rng.IntN(len(s.players))]} { // the second time changes nothing
+	for _, p := range []*player{p, s.players[rng.IntN(len(s.players))]} { // the second settlement changes nothing
 		settled, err := p.Settle(context.Background(), key, r.ID, used)
 		if err != nil {
 			s.failed(what, err)
@@ -502,7 +504,7 @@ func (s *scene) reserve(p *player, rng *rand.Rand) {
 	s.unsettled = append(s.unsettled, &unsettled{key, r.ID, used, from})
 }
 
-// settled records the tokens of a reservation that were used and that the bucket paid.
+// settled records the used tokens of a reservation that the bucket paid.
 func (s *scene) settled(what, key string, settled Settlement, used, from int64) {
 	s.record(what, key, used-settled.Owed-settled.Forgiven, from)
 	s.mu.Lock()
@@ -511,7 +513,7 @@ func (s *scene) settled(what, key string, settled Settlement, used, from int64) 
 	s.settlement.Charged += settled.Charged
 }
 
-// resolve has the consumers, to whom nothing happens any more, ask until each request and settlement is answered.
+// resolve runs after the last fault. The consumers repeat each request and each settlement until it is answered.
 func (s *scene) resolve() {
 	for _, p := range s.players {
 		require.NoError(s.t, p.proxy.Heal())
@@ -552,7 +554,7 @@ func (s *scene) close() (sum Stats) {
 	return sum
 }
 
-// sweep waits for the ends of the reservations that were not settled.
+// sweep waits until the reservations that were not settled have expired.
 func (s *scene) sweep() {
 	eventually(s.t, func() bool {
 		for _, r := range lua.Sweep(context.Background(), s.direct, s.keys, 1000) {
@@ -571,7 +573,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 	slack := stats.Lost
 	clamped := int64(0)
 	ranOut := int64(0)
-	// A block ends with the tokens it holds if its consumer can't give them back in time.
+	// The tokens of a block are lost if its consumer can't give them back in time.
 	whole := !s.weather.storm && !s.weather.alone && s.stopped < leaseMargin/2
 	for _, key := range s.keys {
 		b := l.books[key]
@@ -609,7 +611,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stopped)
 }
 
-// of are the admissions of a bucket, in the order of their ends.
+// of returns the admissions of a bucket, in the order of their ends.
 func (s *scene) of(key string) (all []admission) {
 	for _, a := range s.admitted {
 		if a.key == key {
@@ -620,7 +622,7 @@ func (s *scene) of(key string) (all []admission) {
 	return all
 }
 
-// taken is how many tokens all scripts but refills have taken.
+// taken returns the number of tokens that all scripts except refills have taken.
 func (b *book) taken() (n int64) {
 	for _, e := range b.entries {
 		if e.script != "refill" {
@@ -630,7 +632,7 @@ func (b *book) taken() (n int64) {
 	return n
 }
 
-// inRange reports tokens below zero or above the capacity.
+// inRange returns an error if the bucket ever held less than zero tokens or more than the capacity.
 func (b *book) inRange(capacity int64) error {
 	for _, e := range b.entries {
 		if e.tokens < 0 || e.tokens > capacity {
@@ -640,9 +642,9 @@ func (b *book) inRange(capacity int64) error {
 	return nil
 }
 
-// inBound checks the bound of windows: what was certainly admitted from s to t is no more than the bucket had at s,
-// what was held, what came back, and what fell due since the refill before s. That is no more than the bound in
-// docs/failure-modes.md, in which the bucket is full at s.
+// inBound checks the bound for every time from s to t. The tokens that were certainly admitted in that time are at most
+// the sum of these: the tokens in the bucket at s, the tokens held at s, the tokens returned, and the credit since the
+// last refill before s. This sum is at most the bound in docs/failure-modes.md, which assumes a full bucket at s.
 func (b *book) inBound(rate policy.Rate, admitted []admission) error {
 	for i := 0; i < len(b.entries); i += 1 + len(b.entries)/100 {
 		start := b.entries[i]
@@ -687,9 +689,10 @@ func (b *book) backed(admitted []admission) error {
 	return nil
 }
 
-// TestEverythingAtOnceConservesTokens plays random schedules of consumers that do everything at once, with and without
-// faults: whatever was taken from a bucket was admitted, came back or is counted as lost, to the token, and no more is
-// admitted than the bound. REFILLER_SCHEDULES says how many, REFILLER_SEED begins with that one.
+// TestEverythingAtOnceConservesTokens plays random schedules, with and without faults, in which consumers do everything
+// at once. Every single token that was taken from a bucket was admitted, was returned or is counted as lost. The
+// admitted tokens never exceed the bound. REFILLER_SCHEDULES sets the number of schedules, and REFILLER_SEED the first
+// one.
 func TestEverythingAtOnceConservesTokens(t *testing.T) {
 	seed, n := uint64(time.Now().UnixNano()), 1
 	for name, set := range map[string]func(v uint64){"REFILLER_SEED": func(v uint64) { seed = v },

@@ -34,7 +34,7 @@ func countsConsumers(t *testing.T, c *Client, key string, live int64) *share {
 	return s
 }
 
-// unused makes it as if no take of the share's bucket had been asked whole for long.
+// unused changes the share as if for a long time no take had asked its bucket for the policy.
 func unused(c *Client, s *share) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -44,8 +44,8 @@ func unused(c *Client, s *share) {
 	c.consumers.counted -= 2 * liveFor
 }
 
-// A template says how takes of all its buckets are answered, also of those that this Client takes from for the first
-// time.
+// The degraded mode of a template applies to all of its buckets, even to a bucket from which this Client takes for the
+// first time.
 func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {
 	yearly, err := policy.ParseCalendar("0 0 1 1 *", time.UTC)
 	require.NoError(t, err)
@@ -112,8 +112,8 @@ func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {
 	}
 }
 
-// A consumer that stopped taking from a bucket before the outage has its share, too: of as many consumers as it last
-// counted there, and no fewer than of any other bucket.
+// A consumer that stopped taking from a bucket before the outage has a share, too. It divides the bucket by the number
+// of consumers that it last counted there, or by the largest count of any other bucket if that is larger.
 func TestALocalShareOutlivesAPauseInUse(t *testing.T) {
 	server := testenv.Redis(t)
 	p := hourly(100)
@@ -142,7 +142,7 @@ func TestALocalShareOutlivesAPauseInUse(t *testing.T) {
 	}
 }
 
-// A share that is smaller than a take saves until it can serve it.
+// A share that is smaller than a take saves tokens until it can serve the take.
 func TestALocalShareSavesForATakeThatIsLargerThanIt(t *testing.T) {
 	server := testenv.Redis(t)
 	p := policy.Policy{Capacity: 30, Rate: policy.PerSecond(100), Degraded: policy.DegradedLocal}
@@ -171,8 +171,8 @@ func TestALocalShareSavesForATakeThatIsLargerThanIt(t *testing.T) {
 	require.ErrorIs(t, err, ErrExceedsCapacity)
 }
 
-// The share of a take that is too large for it begins with no more than its part, and saves no more than the bucket
-// holds; when the bucket answers again that is over.
+// If a take is too large for the share, the share still begins with no more than its part. It saves no more tokens than
+// the bucket can hold. When the bucket answers again, the share becomes as small as before.
 func TestWhatALocalShareSavesIsBounded(t *testing.T) {
 	s := &share{terms: localTerms(30, policy.PerSecond(100))}
 	s.count(10, 0)

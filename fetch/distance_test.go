@@ -20,15 +20,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// distant is a server at a distance.
+// distant is a server with a long round trip.
 type distant struct {
 	direct *redis.Client // without the distance
 	proxy  *faultproxy.Proxy
 	trip   time.Duration
 }
 
-// newDistant puts a server at a distance of one round trip. The server has the scripts, as refillers keep it, and the
-// template "user:".
+// newDistant starts a server whose round trip is trip. The server has loaded the scripts, as with a running refiller,
+// and has the template "user:".
 func newDistant(t *testing.T, trip time.Duration) *distant {
 	t.Helper()
 	server := testenv.Redis(t)
@@ -42,7 +42,7 @@ func newDistant(t *testing.T, trip time.Duration) *distant {
 	return d
 }
 
-// process returns a Client that has sent nothing yet.
+// process returns a Client that has sent nothing yet, as in a new process.
 func (d *distant) process(t *testing.T, opts ...Option) *Client {
 	t.Helper()
 	return newClient(t, d.redis(t, nil), opts...)
@@ -82,7 +82,7 @@ func atDistances(t *testing.T, test func(t *testing.T, d *distant)) {
 	}
 }
 
-// empty is a policy of a bucket that has nothing at first and gains one token an hour.
+// empty is the policy of a bucket that has no tokens at first and gains one token an hour.
 func empty() policy.Policy {
 	p := hourly(10)
 	p.Initial = new(int64)
@@ -95,7 +95,7 @@ func overdue() policy.Policy {
 }
 
 // succeeds makes a call until it succeeds, at most five times; nth is the number of the call. A call may fail only if
-// it took as long as it may: this process may not have run meanwhile.
+// it lasted at least least. Then this process may not have run meanwhile.
 func succeeds(t *testing.T, least time.Duration, name string, call func(nth string) error) {
 	t.Helper()
 	for i := range 5 {
@@ -156,7 +156,7 @@ func TestEveryCallSucceedsAtEveryDistance(t *testing.T) {
 	t.Parallel()
 	atDistances(t, func(t *testing.T, d *distant) {
 		c := d.steady(t)
-		least := distance(d.trip).timeout() - d.trip // a rescue that has no time for the fourth is a denial
+		least := distance(d.trip).timeout() - d.trip // a rescue that has no time for the fourth trip is a denial
 		for i := range 2 {
 			key := func(nth string) string { return fmt.Sprint(nth, "-", i) }
 			take := func(key string) (Result, error) { return c.Take(t.Context(), key, 1) }
@@ -213,7 +213,7 @@ func (c *Client) reserveOf(t *testing.T, key string) error {
 	return granted(r.Result, nil)
 }
 
-// A healthy server that is far away admits what its bucket holds, and no more.
+// If a healthy server is far away, callers get the tokens that its bucket holds, and no more.
 func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]Option{
@@ -228,9 +228,9 @@ func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
 			p := hourly(100)
 			p.Degraded = policy.DegradedOpen
 			createBucket(t, d.direct, "checkout", p)
-			_, err := c.Take(t.Context(), "checkout", 1, slow()) // its policy is known
+			_, err := c.Take(t.Context(), "checkout", 1, slow()) // now the policy is known
 			require.NoError(t, err)
-			var late atomic.Int64 // since this process did not run
+			var late atomic.Int64 // calls that failed because this process did not run
 			var wg sync.WaitGroup
 			for range 10 {
 				wg.Go(func() {
@@ -256,7 +256,8 @@ func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
 	}
 }
 
-// The caller's time decides, and not the bucket's degraded mode: the server is there.
+// If the caller's time is too short, the call fails whatever the bucket's degraded mode is, because the server is
+// available.
 func TestATimeThatIsTooShortForTheDistanceIsAnError(t *testing.T) {
 	t.Parallel()
 	const short = 20 * time.Millisecond
@@ -297,8 +298,8 @@ func TestATimeThatIsTooShortForTheDistanceIsAnError(t *testing.T) {
 	require.NoError(t, granted(c.Take(t.Context(), "open", 1)))
 }
 
-// requireTooFar checks the end of a call whose time is shorter than the round trip. It has its answer only if this
-// process did not run meanwhile.
+// requireTooFar checks the result of a call whose time is shorter than the round trip. Such a call succeeds only if
+// this process did not run meanwhile.
 func requireTooFar(t *testing.T, source Source, err error) {
 	t.Helper()
 	if err == nil {
@@ -311,7 +312,7 @@ func requireTooFar(t *testing.T, source Source, err error) {
 	require.Regexp(t, `a round trip of \d+(\.\d)?ms`, err.Error())
 }
 
-// The end of the context's time is the end of the call's, whichever of both is the shorter.
+// A call ends at the context's deadline or after its timeout, whichever is earlier.
 func TestAContextsDeadlineGetsTheDegradedMode(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -354,12 +355,13 @@ func TestAContextsDeadlineGetsTheDegradedMode(t *testing.T) {
 	}
 }
 
-// Connections are opened at any time, as when calls become more. Only a caller that sets its time pays for them.
+// Connections may be opened at any time, for example when there are more calls. The time for this counts only for
+// callers that set a timeout.
 func TestOpeningConnectionsDoesNotCount(t *testing.T) {
 	t.Parallel()
 	d := newDistant(t, 20*time.Millisecond)
 	createBucket(t, d.direct, "checkout", hourly(1000))
-	var pause atomic.Int64 // before each connection, as TLS takes over a distance, and a lookup of the name
+	var pause atomic.Int64 // before each connection, like a TLS handshake or a name lookup over a distance
 	rdb := d.redis(t, func(o *redis.Options) {
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if !timing.Sleep(ctx.Done(), time.Duration(pause.Load())) {
@@ -380,7 +382,7 @@ func TestOpeningConnectionsDoesNotCount(t *testing.T) {
 			began := time.Now()
 			err := granted(c.Take(t.Context(), "checkout", 1))
 			if err != nil && ReasonOf(err) != ReasonConnection && time.Since(began) < maxDefaultTimeout {
-				t.Error(err) // the first one finds the reset
+				t.Error(err) // the first call meets the reset
 			}
 		})
 	}

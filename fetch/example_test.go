@@ -24,7 +24,7 @@ func Example() {
 
 	result, err := tokens.Take(context.Background(), "checkout", 1)
 	switch {
-	case err != nil: // Redis is unavailable, or the bucket does not exist: decide what that means here
+	case err != nil: // Redis is unavailable, or the bucket does not exist: decide what to do then
 		fmt.Println(err)
 	case !result.OK:
 		fmt.Println("denied, retry after", result.RetryAfter)
@@ -33,7 +33,7 @@ func Example() {
 	}
 }
 
-// A batch job takes what there is and leaves the rest for later.
+// A batch job takes as many tokens as there are, and does the rest of its work later.
 func ExampleClient_TakeUpTo() {
 	var tokens *fetch.Client // made at start
 	mails := []string{"a", "b", "c"}
@@ -47,7 +47,7 @@ func ExampleClient_TakeUpTo() {
 	}
 }
 
-// Work that may be late, but not by more than a second.
+// This work may be late, but by no more than a second.
 func ExampleClient_Wait() {
 	var tokens *fetch.Client // made at start
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
@@ -63,7 +63,7 @@ func ExampleClient_Wait() {
 	}
 }
 
-// Tokens that turn out not to be needed go back.
+// Tokens that are not needed after all are returned.
 func ExampleClient_Return() {
 	var tokens *fetch.Client // made at start
 	ctx := context.Background()
@@ -76,14 +76,14 @@ func ExampleClient_Return() {
 	}
 }
 
-// A take that may wait longer for Redis than others.
+// This take may wait longer for Redis than other takes.
 func ExampleWithTimeout() {
 	var tokens *fetch.Client // made at start
 	result, err := tokens.Take(context.Background(), "report", 1, fetch.WithTimeout(time.Second))
 	fmt.Println(result.OK, err)
 }
 
-// What a request to a language model uses is known when it has been answered.
+// The cost of a request to a language model is known only after its response.
 func ExampleClient_Reserve() {
 	var tokens *fetch.Client // made at start
 	ctx := context.Background()
@@ -98,13 +98,14 @@ func ExampleClient_Reserve() {
 	}
 }
 
-// Batch work leaves a fifth of the bucket to interactive work, which so comes first whenever tokens are scarce.
+// Batch work leaves a fifth of the bucket to interactive work. So interactive work comes first whenever tokens are
+// scarce.
 func ExampleWithLeavePercent() {
 	var tokens *fetch.Client // made at start
 	interactive := func(ctx context.Context) (fetch.Result, error) {
 		return tokens.Take(ctx, "checkout", 1)
 	}
-	batch := func(ctx context.Context) error { // what is due, it knows, has to be there beside the fifth
+	batch := func(ctx context.Context) error { // it waits until its tokens are there in addition to the fifth
 		_, err := tokens.Wait(ctx, "checkout", 50, fetch.WithLeavePercent(20))
 		return err
 	}

@@ -17,15 +17,16 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// fake is a server of buckets, by their model, for tests with a fake clock. It refills a bucket before each call. Its
-// methods are safe for concurrent use.
+// fake is a server for tests with a fake clock. Its buckets are those of the model in package oracle. It refills a
+// bucket before each call. Its methods are safe for concurrent use.
 type fake struct {
 	redis.UniversalClient
 	trip time.Duration // how long a round trip takes
 
 	mu   sync.Mutex
 	fate func(script string) fault // nil: no faults
-	// of each call of takes: when to deny all, and what is then said to be due
+	// asked is called for each call of takes. If it doesn't return nil, all takes are denied, with this time as their
+	// wait.
 	asked   func(takes int) (denied *time.Duration)
 	endless bool // every bucket exists, and never runs out
 	buckets map[string]*oracle.Bucket
@@ -33,13 +34,13 @@ type fake struct {
 	calls   map[string]int    // by script
 }
 
-// fault is what becomes of a call.
+// fault is the fate of a call.
 type fault int
 
 const (
 	none      fault = iota
-	lostCall        // it does not arrive
-	lostReply       // it takes effect; the reply does not arrive
+	lostCall        // the call does not arrive
+	lostReply       // the call is executed, but its reply does not arrive
 	refused         // the connection is refused
 )
 
@@ -53,21 +54,21 @@ func newFake(buckets map[string]policy.Policy) *fake {
 	return f
 }
 
-// generous is a server whose buckets all exist and never run out.
+// generous makes a server on which every bucket exists and never runs out.
 func generous() *fake {
 	f := newFake(nil)
 	f.endless = true
 	return f
 }
 
-// with calls change with a bucket as it is now.
+// with calls change with a bucket, after it has brought the bucket up to date.
 func (f *fake) with(key string, change func(*oracle.Bucket)) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	change(f.now(key))
 }
 
-// now brings a bucket up to date; nil if there is none. The lock is held.
+// now brings a bucket up to date and returns it, or nil if there is none. The lock is held.
 func (f *fake) now(key string) *oracle.Bucket {
 	bucket, now := f.buckets[key], time.Now().UnixMicro()
 	if f.endless {
@@ -82,7 +83,7 @@ func (f *fake) now(key string) *oracle.Bucket {
 	return bucket
 }
 
-// fail has what becomes of calls decided by fate, or no longer if that is nil.
+// fail makes fate decide the fate of calls. With nil, calls have no faults any more.
 func (f *fake) fail(fate func(script string) fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,7 +100,7 @@ func (f *fake) called(scripts ...string) (n int) {
 	return n
 }
 
-// isTake reports whether a script takes tokens that no record holds.
+// isTake reports whether a script makes takes, and not reservations or leases, which have records.
 func isTake(script string) bool { return script == "take" || script == "takes" }
 
 // Process implements lua.Client.
@@ -166,7 +167,7 @@ func (f *fake) exec(ctx context.Context, cmds []redis.Cmder) (err error) {
 	return err
 }
 
-// pause waits as a socket does: its deadline is the context's.
+// pause waits as a socket does, until the deadline of the context.
 func pause(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -179,13 +180,14 @@ func pause(ctx context.Context, d time.Duration) error {
 	return nil
 }
 
-// noScript is what Redis answers to a script that it doesn't know.
+// noScript is the error of Redis for a script that it doesn't know.
 type noScript struct{}
 
 func (noScript) Error() string { return "NOSCRIPT No matching script." }
 func (noScript) RedisError()   {}
 
-// name is which script a command calls, empty if the server doesn't know it, and what becomes of the call.
+// name returns the name of the script that a command calls, and the fate of the call. The name is empty if the server
+// doesn't know the script.
 func (f *fake) name(args []any) (name string, fate fault) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -281,7 +283,7 @@ func (f *fake) run(name string, args []any) any {
 	panic("no such script: " + name)
 }
 
-// take is the script of that name.
+// take does the work of the script take.
 func (f *fake) take(w *words) []int64 {
 	totals := make([]int64, w.keys)
 	for i := range totals {
@@ -306,7 +308,7 @@ func (f *fake) take(w *words) []int64 {
 	return reply
 }
 
-// takes is the script of that name.
+// takes does the work of the script takes.
 func (f *fake) takes(w *words) []int64 {
 	if w.number() > 0 {
 		panic("templates")
@@ -319,7 +321,7 @@ func (f *fake) takes(w *words) []int64 {
 	return reply
 }
 
-// whole answers for one bucket that is asked whole.
+// whole appends the reply for one bucket that is asked with all keys.
 func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
 	w.number()
 	w.number()

@@ -41,10 +41,10 @@ func newFaulty(t *testing.T, change func(*redis.Options)) *faulty {
 	return f
 }
 
-// wrapped is a client of a kind that the SDK doesn't know: it is used as it is.
+// wrapped is a client of a type that the SDK doesn't know. The SDK uses such a client as it is.
 type wrapped struct{ redis.UniversalClient }
 
-// bothWays runs a test with a client of which only the options are used, and with one that is used as it is.
+// bothWays runs a test with two clients. The SDK uses only the options of the first, and uses the second as it is.
 func bothWays(t *testing.T, change func(*redis.Options), test func(t *testing.T, f *faulty)) {
 	t.Run("connections of its own", func(t *testing.T) { test(t, newFaulty(t, change)) })
 	t.Run("the client as it is", func(t *testing.T) {
@@ -54,7 +54,7 @@ func bothWays(t *testing.T, change func(*redis.Options), test func(t *testing.T,
 	})
 }
 
-// warm makes calls until there is a connection for each way that a call may go, and the scripts are there.
+// warm loads the scripts, and makes calls until there is a connection for each way in which a call can be sent.
 func (f *faulty) warm(t *testing.T, c *Client) {
 	t.Helper()
 	require.NoError(t, lua.Load(t.Context(), f.direct))
@@ -163,8 +163,8 @@ func TestASilentServerHoldsNoCallerBeyondTheDeadline(t *testing.T) {
 	}
 }
 
-// If round trips are short and no other caller asks, the caller makes the call itself: then the reply is lost. The next
-// call is a worker's.
+// If round trips are short and there is no other call, the caller makes the call itself. Then the reply is lost. The
+// next call is made by a worker.
 func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
 	bothWays(t, nil, func(t *testing.T, f *faulty) {
 		_, asItIs := f.rdb.(wrapped)
@@ -172,7 +172,7 @@ func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
 		f.warm(t, c)
 		total := int64(0)
 		for i, n := range []int64{40, 20} {
-			require.NoError(t, f.proxy.Stall(faultproxy.ToClient)) // the take runs, its reply waits
+			require.NoError(t, f.proxy.Stall(faultproxy.ToClient)) // the take runs, and its reply is held back
 			before := tokens(t, f.direct, "checkout")
 			_, err := c.Take(t.Context(), "checkout", n)
 			require.ErrorIs(t, err, ErrUnavailable)
@@ -244,9 +244,9 @@ func TestACancelledTakeIsNotSent(t *testing.T) {
 			}
 			require.NoError(t, f.direct.ConfigResetStat(t.Context()).Err())
 			require.NoError(t, f.proxy.Heal())
-			// Only the first was sent, and its tokens come back.
+			// Only the first take was sent, and its tokens come back.
 			eventually(t, func() bool { return c.Stats().Returned == 10 }, "the first comes back")
-			eventually(t, func() bool { // behind whatever was still queued
+			eventually(t, func() bool { // this call is queued behind the others, if any are left
 				_, err := c.Peek(t.Context(), "checkout")
 				return err == nil
 			}, "the client answers again")

@@ -16,7 +16,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	rdb := testenv.Redis(t).Client()
-	// One token an hour, or with a grant one a minute.
+	// The bucket earns one token an hour, or one a minute with a grant.
 	terms := policy.Terms{
 		Fence: policy.Fence{Epoch: 1, Seq: 1}, Capacity: 100, Tokens: 1, Per: 3_600_000_000, Interval: 100_000,
 		MaxElapsed: 2_000_000, Initial: 50, Pool: true,
@@ -25,7 +25,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	require.NoError(t, err)
 	createBucket(t, rdb, "own", hourly(10))
 
-	// check asks in every way, with a client without any cached policy.
+	// check makes every kind of call, with a client that has no cached policy.
 	check := func(key string, want bool) {
 		t.Helper()
 		for name, isolated := range map[string]bool{"merged": false, "in a call of its own": true} {
@@ -37,7 +37,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 				func(c *Client) (Result, error) { return c.Peek(ctx, key) },
 			} {
 				if key == "own" && i == 1 {
-					continue // more than it ever holds
+					continue // more than the bucket can ever hold
 				}
 				c := newClient(t, rdb, slow())
 				if isolated {

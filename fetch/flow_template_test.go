@@ -41,7 +41,7 @@ func TestTheBucketsOfATemplateAreDivided(t *testing.T) {
 		c := client(t, rdb, fetch.WithDenyCache(false))
 		const key = "user:1"
 		active := lua.ActiveKey("user:", lua.ActiveShard(key))
-		entered := func() { // on a Cluster after the take was answered
+		entered := func() { // on a Cluster this happens after the take was answered
 			t.Helper()
 			require.Eventually(t, func() bool { return rdb.SIsMember(ctx, active, key).Val() }, time.Minute, time.Millisecond)
 		}
@@ -54,7 +54,7 @@ func TestTheBucketsOfATemplateAreDivided(t *testing.T) {
 		require.True(t, take(c, "loud", 1), "the first take creates the bucket, which has no plan yet")
 		entered()
 		plan(t, rdb, key)
-		for range 3 { // a bucket with a plan that is full, and so in no active set
+		for range 3 { // a full bucket with a plan, which therefore is in no active set
 			require.NoError(t, rdb.Set(ctx, key, 100, redis.KeepTTL).Err())
 			require.NoError(t, rdb.SRem(ctx, active, key).Err())
 			require.False(t, take(c, "loud", 61))

@@ -22,8 +22,8 @@ func withFlows() policy.Policy {
 	return p
 }
 
-// createDivided creates a bucket of 100 tokens with a plan that lasts: its floor is 40 tokens, the flow quiet has a
-// right to five of them, loud has none, and an unlisted flow gets up to three.
+// createDivided creates a bucket of 100 tokens with a plan that lasts: its floor is 40 tokens. The flow quiet has a
+// right to five of them, and the flow loud has no right. An unlisted flow gets up to three tokens.
 func createDivided(t testing.TB, rdb redis.UniversalClient, key string) {
 	t.Helper()
 	createBucket(t, rdb, key, withFlows())
@@ -44,7 +44,7 @@ func list(t testing.TB, rdb redis.UniversalClient, key string, flows ...policy.P
 	require.False(t, r.Stale)
 }
 
-// drain has the flow loud take what the bucket holds above its floor.
+// drain takes all tokens above the bucket's floor, for the flow loud.
 func drain(t testing.TB, c *Client, key string) {
 	t.Helper()
 	r, err := c.Take(t.Context(), key, 60, WithFlow("loud"))
@@ -183,7 +183,7 @@ func TestABucketGetsFlowsAndLosesThemByAVersion(t *testing.T) {
 	require.False(t, take(), "the plan is in force until it ends; the denial has the new policy")
 	require.True(t, take())
 	createUnder(t, rdb, "acme", withFlows(), 2)
-	for take() { // until the policy is asked for again, the bucket serves in order: its tokens alone are read
+	for take() { // until the Client asks for the policy again, takes read only the bucket's tokens, and flows don't count
 	}
 	require.False(t, take())
 	require.True(t, known(c, "acme").divided())
@@ -224,7 +224,7 @@ func TestEachFlowHasABlockOfItsOwn(t *testing.T) {
 	require.NotNil(t, c.buckets.find("acme").blockOf("loud"))
 	require.Nil(t, c.buckets.find("acme").blockOf("quiet"))
 	require.Nil(t, c.buckets.find("acme").block.Load())
-	for taken(c.Take(ctx, "acme", 1, WithFlow("loud"))) { // until neither the block nor the bucket has more for it
+	for taken(c.Take(ctx, "acme", 1, WithFlow("loud"))) { // until block and bucket have no more tokens for it
 	}
 	require.EqualValues(t, 40, tokens(t, rdb, "acme"), "a block has no right that its flow lacks")
 	for range leaseFrom {
@@ -281,8 +281,8 @@ func TestFlowsAreCheckedAndForSomeCallsOnly(t *testing.T) {
 	require.ErrorIs(t, c.Return(ctx, "acme", 1, flow), ErrInvalidOption)
 }
 
-// rightOf returns how many tokens a flow can take of a bucket that is at its floor, one by one. It gives them back, but
-// for the right that it paid.
+// rightOf returns how many single tokens a flow can take from a bucket that is at its floor. It gives the tokens back,
+// but not the right that the flow paid.
 func rightOf(t testing.TB, c *Client, flow string) (n int64) {
 	t.Helper()
 	for {
@@ -396,7 +396,8 @@ func TestTokensThatCostNoRightGiveNoneBack(t *testing.T) {
 	require.False(t, taken(c.Take(ctx, "acme", 1, WithFlow("loud"), WithRequestID("r"))))
 }
 
-// The flow takes without a plan, or as one that isn't listed. The plan that follows lists it, without a right.
+// The flow takes while there is no plan, or while the plan doesn't list it. The next plan lists the flow without a
+// right.
 func TestWhatWasTakenWithoutAPlanOrAListGivesNoRight(t *testing.T) {
 	t.Parallel()
 	ctx := context.Background()

@@ -11,8 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// While a plain client undoes a try that found the bucket empty, K is -1. No result shows that: RateLimit headers have
-// no number below 0.
+// A plain client that finds the bucket empty undoes its try. Until then K is -1. No result shows this number, because
+// RateLimit headers have no numbers below 0.
 func TestNoResultRemainsBelowZeroDuringAPlainClientsTry(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

@@ -52,7 +52,7 @@ func (l *lateReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pr
 	}
 }
 
-// lateClient makes a Client of an empty bucket, some of whose replies a lateReply holds.
+// lateClient makes a Client and an empty bucket. The lateReply can hold back replies to the Client.
 func lateClient(t *testing.T) (*Client, *lateReply) {
 	t.Helper()
 	rdb, late := testenv.Redis(t).Client(), newLateReply()
@@ -64,7 +64,7 @@ func lateClient(t *testing.T) (*Client, *lateReply) {
 	return newClient(t, wrapped{rdb}, slow(), WithPublishedTemplates(false)), late
 }
 
-// The bucket denies a take, then takes tokens back, and the denial's reply arrives last.
+// The bucket denies a take. Then tokens are returned to the bucket. The reply with the denial arrives last.
 func TestADenialFromBeforeAReturnIsForgotten(t *testing.T) {
 	for name, take := range map[string]func(*Client) (bool, error){
 		"take": func(c *Client) (bool, error) {

@@ -12,7 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// What a degraded mode granted comes from no bucket: undone when Redis is back, it adds nothing to the bucket.
+// Tokens that a degraded mode granted are from no bucket. If the take is undone when Redis is available again, nothing
+// is added to the bucket.
 func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 	f := newFaulty(t, nil)
 	for key, mode := range map[string]policy.Degraded{"open": policy.DegradedOpen, "local": policy.DegradedLocal} {
@@ -48,7 +49,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 	}
 }
 
-// What a bucket in shadow mode lacked was not taken from it, and doesn't go back.
+// The tokens that a bucket in shadow mode lacked were not taken from it, so they don't go back.
 func TestUndoInShadowModeGivesBackWhatTheBucketHad(t *testing.T) {
 	for name, take := range map[string]func(*Client) (Result, error){
 		"take": func(c *Client) (Result, error) { return c.Take(t.Context(), "K", 5) },
@@ -72,7 +73,8 @@ func TestUndoInShadowModeGivesBackWhatTheBucketHad(t *testing.T) {
 	}
 }
 
-// A wait that a degraded mode admitted took nothing from the bucket; one that the bucket served did.
+// A Wait that a degraded mode admitted got its tokens from no bucket. A Wait that the bucket served got them from the
+// bucket.
 func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
 	f := newFaulty(t, nil)
 	p := hourly(80)
@@ -102,7 +104,7 @@ func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
 	require.EqualValues(t, 30, tokens(t, f.direct, "b"))
 }
 
-// Waiters that one question serves have each their own Result, as if they had been served one by one.
+// If one question serves several waiters, each gets its own Result, as if they had been served one by one.
 func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(100))
@@ -135,8 +137,8 @@ func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
 	require.EqualValues(t, 90, tokens(t, rdb, "b"))
 }
 
-// UndoAll gives each bucket what it gave: nothing where a degraded mode answered, where a bucket in shadow mode lacked
-// it, or where the bucket's era is another by now.
+// UndoAll gives each bucket the tokens that it gave. It gives back nothing if a degraded mode granted the tokens, if a
+// bucket in shadow mode lacked them, or if the bucket has begun another era.
 func TestUndoAllGivesBackWhatEachBucketGave(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	away := testenv.Redis(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// patience is how long a test waits for what must happen.
+// patience is how long a test waits for an event that must happen.
 const patience = 20 * time.Second
 
 // TestMain fails if a Client's goroutine outlives the tests, which all close
@@ -61,10 +61,10 @@ func newClient(t testing.TB, rdb redis.UniversalClient, opts ...Option) *Client 
 	return c
 }
 
-// slow is a timeout that only a hanging test meets.
+// slow is a timeout that passes only if a test hangs.
 func slow() SharedOption { return WithTimeout(patience) }
 
-// hourly holds capacity tokens and gains one an hour, so none in a test.
+// hourly is the policy of a bucket that holds capacity tokens and gains one token an hour, so none during a test.
 func hourly(capacity int64) policy.Policy {
 	return policy.Policy{Capacity: capacity, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}
 }
@@ -121,13 +121,14 @@ func refillUntil(ctx context.Context, t testing.TB, rdb lua.Client, key string, 
 	}
 }
 
-// timeless is a result without the name of the bucket's history.
+// timeless returns a result without its era.
 func timeless(r Result) Result {
 	r.Era = 0
 	return r
 }
 
-// seeded is a source of REFILLER_SEED, or of a new seed; it is printed so that a run can be repeated.
+// seeded returns a random source with the seed REFILLER_SEED, or with a new seed. The seed is printed, so that a run
+// can be repeated.
 func seeded(t *testing.T) *rand.Rand {
 	seed := uint64(time.Now().UnixNano())
 	if v := os.Getenv("REFILLER_SEED"); v != "" {
@@ -139,20 +140,20 @@ func seeded(t *testing.T) *rand.Rand {
 	return rand.New(rand.NewPCG(seed, 0))
 }
 
-// errOf is the error of a call whose Result doesn't matter.
+// errOf returns the error of a call whose Result doesn't matter.
 func errOf(_ Result, err error) error { return err }
 
 // known returns what a Client knows of a bucket.
 func known(c *Client, key string) *info { return c.buckets.find(key).known.Load() }
 
-// forgets has a Client forget all buckets that are not in use, since many others come.
+// forgets uses so many other buckets that the Client forgets all buckets that are not in use.
 func forgets(c *Client) {
 	for i := 0; i < 4*len(c.buckets.shards)*c.buckets.shards[0].half; i++ {
 		c.buckets.obtain("another " + strconv.Itoa(i))
 	}
 }
 
-// held returns how many buckets there are, those in both halves counted twice.
+// held returns the number of buckets. A bucket that is in both halves counts twice.
 func (bs *buckets) held() (n int) {
 	for i := range bs.shards {
 		n += len(bs.shards[i].young) + len(bs.shards[i].old)

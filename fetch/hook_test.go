@@ -75,7 +75,7 @@ type breakerRecorder struct {
 
 func (r *breakerRecorder) Breaker(server string, why Reason) { r.events <- server + " " + why.String() }
 
-// A breaker that opens or closes is an event, and a state meanwhile.
+// The hook gets an event when a breaker opens or closes. Stats has the breakers that are open.
 func TestAHookObservesBreakers(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)

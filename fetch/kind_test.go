@@ -76,8 +76,8 @@ func TestPeekShowsWhatATakeUnderALaterTemplateFinds(t *testing.T) {
 	}
 }
 
-// A template's bucket of 60 with whatever keys faults and plain clients left of it: a peek shows the tokens that a take
-// of everything gets just then.
+// Faults and plain clients have left only some keys of a template's bucket with capacity 60. A peek shows the number of
+// tokens that a take of everything gets at that moment.
 func TestPeekShowsWhatATakeOfEverythingGets(t *testing.T) {
 	t.Parallel()
 	const key = "user:1"
@@ -104,7 +104,7 @@ func TestPeekShowsWhatATakeOfEverythingGets(t *testing.T) {
 	for name, tc := range map[string]struct {
 		inForce policy.Terms
 		disturb func()
-		want    map[int64]int64 // by the capacity of the template, in its next version if that isn't 60
+		want    map[int64]int64 // by the capacity of the template; if that isn't 60, it is the template's next version
 	}{
 		"as it was":              {terms, func() {}, map[int64]int64{60: 20, 100: 35, 30: 30}},
 		"a foreign add":          {terms, add, map[int64]int64{60: 25, 100: 25, 30: 25}},

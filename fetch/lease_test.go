@@ -22,10 +22,10 @@ import (
 
 const hold = time.Second
 
-// inShadow is the key of the answers that a bucket in shadow mode admitted.
+// inShadow is the key under which takeEvery counts the takes that a bucket in shadow mode admitted.
 const inShadow SourceKind = 100
 
-// leasing makes a Client with leases of a fake server's buckets.
+// leasing makes a Client that has leases of the buckets of a fake server.
 func leasing(t *testing.T, b *fake, most int64, opts ...Option) *Client {
 	t.Helper()
 	c := newClient(t, b, append([]Option{WithLease(most, hold)}, opts...)...)
@@ -33,7 +33,8 @@ func leasing(t *testing.T, b *fake, most int64, opts ...Option) *Client {
 	return c
 }
 
-// holding is a fake server with left tokens in its bucket, and a Client that holds some more in a block of up to most.
+// holding makes a fake server with one bucket, and a Client that holds a block of it, of up to most tokens. held is the
+// number of tokens in the block, and left the number in the bucket.
 func holding(t *testing.T, capacity, most int64) (b *fake, c *Client, held, left int64) {
 	t.Helper()
 	b = newFake(map[string]policy.Policy{"checkout": hourly(capacity)})
@@ -45,8 +46,7 @@ func holding(t *testing.T, capacity, most int64) (b *fake, c *Client, held, left
 	return b, c, held, left
 }
 
-// takeEvery takes n tokens of the bucket each time that pause is over, for d, and
-// counts the answers that were granted by their source.
+// takeEvery takes n tokens from the bucket after each pause, for d. It counts the granted takes by their source.
 func takeEvery(t *testing.T, c *Client, n int64, pause, d time.Duration) map[SourceKind]int {
 	t.Helper()
 	got := make(map[SourceKind]int)
@@ -79,7 +79,7 @@ func TestABlockIsAskedForBeforeItRunsDry(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(100_000)})
 		b.trip = 3 * time.Millisecond
 		c := leasing(t, b, 10_000)
-		takeEvery(t, c, 1, time.Millisecond, hold) // it finds its size
+		takeEvery(t, c, 1, time.Millisecond, hold) // the block gets its size
 		calls, takes := b.called("lease"), b.called("take", "takes")
 		got := takeEvery(t, c, 1, time.Millisecond, 10*hold)
 		require.Equal(t, map[SourceKind]int{SourceLeased: 10_000}, got, "no take waits for a call")
@@ -166,7 +166,7 @@ func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 		takeEvery(t, c, 1, time.Millisecond, 3*hold)
 		held := c.Stats().Leased
 		require.Positive(t, held)
-		b.with("checkout", func(bucket *oracle.Bucket) { // the server lost a write: the bucket is emptied
+		b.with("checkout", func(bucket *oracle.Bucket) { // the server lost a write, so the bucket becomes empty
 			out := bucket.Refill(policy.Call{Version: policy.Version{Era: bucket.Control.Era, Index: *bucket.Index + 1}},
 				time.Now().UnixMicro())
 			require.Equal(t, policy.StatusRolledBack, out.Status)
@@ -220,9 +220,8 @@ func TestWithoutItsServerABlockIsUsedUpBeforeTheDegradedMode(t *testing.T) {
 }
 
 func TestConsumersWithLeasesDoNotStarveEachOther(t *testing.T) {
-	// Each has its turns of greed; in between it takes now and then. No more than the
-	// hold time and one refill pass between two of its takes, although one alone could
-	// hold all of the bucket.
+	// Each consumer takes greedily for some time, and otherwise only now and then. Although one consumer could hold the
+	// whole bucket, the time between two takes of another is at most the hold time and one refill interval.
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 20, Rate: policy.PerSecond(100), Interval: 100 * time.Millisecond}
 		b := newFake(map[string]policy.Policy{"checkout": p})
@@ -346,7 +345,7 @@ func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 		all, err := c.TakeUpTo(t.Context(), "checkout", 1)
 		require.NoError(t, err)
 		require.Equal(t, SourceLeased, all.Source.Kind)
-		synctest.Wait() // the block takes its part
+		synctest.Wait() // the block gets its tokens
 		held, left := c.Stats().Leased, inBucket(b)
 		require.Positive(t, held)
 		require.Positive(t, left)
@@ -570,7 +569,8 @@ func TestLeasesOnEveryKindOfServerLeaveNothingBehind(t *testing.T) {
 	}
 }
 
-// However often a take of all tokens is denied, the block is unused and goes back. Then the bucket has enough.
+// A take of all tokens may be denied often, but this doesn't count as use of the block. So the block goes back, and
+// then the bucket has enough tokens.
 func TestATakeThatNeedsBlockAndBucketIsDeniedUntilTheBlockGoesBack(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 100, 40)
@@ -595,7 +595,7 @@ func TestTakeUpToGetsWhatACallAboutTheBlockHasMoved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b, c, held, left := holding(t, 100, 100)
 		k := c.buckets.find("checkout").block.Load()
-		k.left.Store(0) // as if it were on its way to the block
+		k.left.Store(0) // as if the tokens were on their way to the block
 		b.trip = time.Millisecond
 		var wg sync.WaitGroup
 		wg.Go(func() {

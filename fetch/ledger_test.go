@@ -27,16 +27,16 @@ type ledger struct {
 	lines  chan []string
 }
 
-// book is the history of one bucket.
+// book has what happened to one bucket.
 type book struct {
 	entries []bookEntry
-	clamped int64            // what came back and the full bucket could not hold
+	clamped int64            // tokens that came back although the bucket was full
 	held    map[string]int64 // tokens of reservations and blocks, by their ids
-	over    map[string]bool  // reservations that ran out
+	over    map[string]bool  // reservations that expired
 	ranOut  int64            // tokens of reservations that were not settled in time
 }
 
-// entry is a bucket as one script left it.
+// bookEntry is the state of a bucket after one script.
 type bookEntry struct {
 	at          int64 // Unix µs
 	script      string
@@ -46,10 +46,11 @@ type bookEntry struct {
 	refilled    int64 // the last refill, Unix µs
 }
 
-// end is what closes a ledger.
+// end is the message that closes a ledger.
 const end = "the end of the ledger"
 
-// openLedger begins with buckets as they are. The scripts must not have been loaded before.
+// openLedger makes a ledger that begins with the present state of the buckets. The scripts must not have been loaded
+// before.
 func openLedger(t *testing.T, server *testenv.RedisServer, keys ...string) *ledger {
 	t.Helper()
 	l := &ledger{server: server, books: make(map[string]*book), lines: make(chan []string, 1)}
@@ -78,11 +79,11 @@ func openLedger(t *testing.T, server *testenv.RedisServer, keys ...string) *ledg
 		l.lines <- lines
 	}()
 	require.NoError(t, rdb.ScriptFlush(context.Background()).Err())
-	require.NoError(t, lua.Load(context.Background(), rdb)) // so that it knows their names
+	require.NoError(t, lua.Load(context.Background(), rdb)) // so that the ledger knows their names
 	return l
 }
 
-// close reads all that has happened.
+// close reads all lines of MONITOR up to now.
 func (l *ledger) close(t *testing.T) {
 	t.Helper()
 	require.NoError(t, l.server.Client().Echo(context.Background(), end).Err())
@@ -143,22 +144,22 @@ func parse(line string) (at int64, source string, words []string, err error) {
 	return at, from, words, nil
 }
 
-// named is a script's name, with which its source begins, and its hash.
+// named returns the name of a script, with which its source begins, and its hash.
 func named(source string) (name, hash string) {
 	name, _, _ = strings.Cut(strings.TrimPrefix(source, "-- "), ":")
 	sum := sha1.Sum([]byte(source)) //nolint:gosec // as above
 	return name, hex.EncodeToString(sum[:])
 }
 
-// run is a script's run.
+// run is one run of a script.
 type run struct {
 	at         int64
 	name       string
 	keys, args []string
-	did        bool             // it called a command, so it wasn't NOSCRIPT
+	did        bool             // it called a command, so the reply wasn't NOSCRIPT
 	changes    map[string]int64 // of strings
 	state, out map[string]string
-	records    map[string][]int64 // those of the first bucket that it wrote, by id; nil: dropped
+	records    map[string][]int64 // records of the first bucket that it wrote, by id; nil: it dropped the record
 }
 
 func newRun(at int64, name string, words []string) *run {
@@ -190,7 +191,7 @@ func (r *run) record(words []string) {
 			}
 		}
 	case "hdel":
-		if !isTake(r.name) && len(r.keys) > 3 && words[1] == r.keys[3] { // of several buckets' keys one may be the fourth
+		if !isTake(r.name) && len(r.keys) > 3 && words[1] == r.keys[3] { // the key of the records; not so in a take
 			r.records[words[2]] = nil
 		} else if words[2] == "out" {
 			r.out[words[1]] = "0 0 0"
@@ -213,7 +214,7 @@ func numbers(s string) (all []int64) {
 	return all
 }
 
-// book enters what a script did in the books of its buckets.
+// book adds an entry for a script's run to the books of the script's buckets.
 func (l *ledger) book(r *run) {
 	if r == nil || !r.did {
 		return
@@ -242,7 +243,7 @@ func (l *ledger) book(r *run) {
 
 func (b *book) last() bookEntry { return b.entries[len(b.entries)-1] }
 
-// Kinds of records, and where they have what, as lua/held.lua says.
+// Kinds of records, and the positions of their numbers, as lua/held.lua describes them.
 const (
 	recordLease       = 1
 	recordReservation = 2
@@ -256,7 +257,8 @@ const (
 	settledPaid     = 7
 )
 
-// balance is how many of the tokens that a script gave back are not in the bucket. It brings the records up to date.
+// balance returns how many of the tokens that a script gave back did not fit into the bucket. It also updates the
+// records.
 func (b *book) balance(r *run, change int64) (clamped int64) {
 	back, out := int64(0), int64(0)
 	for id, record := range r.records {
@@ -271,7 +273,7 @@ func (b *book) balance(r *run, change int64) (clamped int64) {
 			out += record[1]
 		case recordSettled:
 			back += record[settledReturned] + record[settledClamped]
-			if !b.over[id] { // what was void is counted
+			if !b.over[id] { // tokens of expired reservations are counted already
 				back += record[settledVoid]
 			}
 			out += record[settledPaid]
@@ -285,7 +287,7 @@ func (b *book) balance(r *run, change int64) (clamped int64) {
 	switch _, written := r.records[r.args[0]]; {
 	case r.name == "return":
 		back += number(r.args[0])
-	case r.name == "lease" && written: // not a call that was sent again
+	case r.name == "lease" && written: // except for a call that was sent again
 		back += number(r.args[3])
 	case len(r.records) == 0:
 		return 0

@@ -22,8 +22,8 @@ func localTerms(capacity int64, rate policy.Rate) policy.Terms {
 	return policy.Policy{Capacity: capacity, Rate: rate, Degraded: policy.DegradedLocal}.Terms(policy.Fence{})
 }
 
-// Shares of all consumers together hold no more than the bucket did, and gain no
-// more than it would have.
+// The shares of all consumers together hold no more tokens than the bucket did. They gain no more tokens than the
+// bucket would have gained.
 func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 	rng := seeded(t)
 	for range 200 {
@@ -45,12 +45,12 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 		}
 		due := float64(rate.Tokens) * span.Seconds()
 		require.LessOrEqual(t, float64(admitted), float64(left)+due+1)
-		afterLast := 0.02 * float64(rate.Tokens) // what fell due after the last take
+		afterLast := 0.02 * float64(rate.Tokens) // tokens that fell due after the last take
 		require.GreaterOrEqual(t, float64(admitted), float64(left)+due-afterLast-2*float64(live))
 	}
 }
 
-// holds returns the number of tokens in a share, which a denied take reports.
+// holds returns the number of tokens in a share. It makes a take that is denied, whose result has this number.
 func holds(s *share, now time.Duration) int64 {
 	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
 }
@@ -66,14 +66,14 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	require.True(t, s.take(5, 5, 0, time.Second).OK, "a quarter of the rate")
 	require.False(t, s.take(1, 1, 0, time.Second).OK)
 
-	// The bucket answers again, and is drained: the next outage begins with nothing,
-	// however long the share has had to fill.
+	// The bucket answers again, and is drained. So the next outage begins without tokens, however long the share was
+	// filled before.
 	s.record(0, time.Minute)
 	require.False(t, s.take(1, 1, 0, time.Minute).OK)
 	require.True(t, s.take(1, 1, 0, time.Minute+200*time.Millisecond).OK)
 
-	// It answers with many tokens for a moment each time: the share holds what it
-	// has, since its own takes count.
+	// The bucket answers again and again with many tokens. This adds no tokens to the share, since the takes from the
+	// share count.
 	admitted := 0
 	for i := range 100 {
 		s.record(100, 2*time.Minute+time.Duration(i)*time.Millisecond)
@@ -98,7 +98,7 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
 }
 
-// A share is not settled between two takes, however long that is.
+// However long the time between two takes is, the share is credited only at the second one, with all of that time.
 func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
 	s := &share{terms: localTerms(1000, policy.PerSecond(8))}
 	s.record(0, 0)
@@ -133,7 +133,8 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	require.EqualValues(t, 2, holds(s, 2*time.Second), "the floor's rate")
 }
 
-// A Client that is idle sends nothing, and one in use registers with each bucket no more often than it asks it whole.
+// An idle Client sends nothing. A Client in use registers with each bucket no more often than it asks for the bucket's
+// policy.
 func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	const buckets = 200
@@ -159,7 +160,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { return registered() == buckets }, "all count")
 	ttl := rdb.PTTL(t.Context(), lua.LiveKey("0")).Val()
 	require.InDelta(t, liveFor, ttl, float64(5*time.Second))
-	eventually(t, func() bool { // after a second each counts once more
+	eventually(t, func() bool { // after a second, the Client counts the consumers of each bucket again
 		takes()
 		for i := range buckets {
 			if !known(c, strconv.Itoa(i)).share.recounted.Load() {
@@ -182,8 +183,8 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { return registered() == buckets }, "all count again")
 }
 
-// A take that doesn't bring the policy doesn't register its Client, however long ago that was. With many buckets, these
-// round trips would be a noticeable part of what a server does.
+// A take that doesn't bring the policy doesn't register its Client, however long ago the last registration was. With
+// many buckets, these round trips would be a noticeable part of the server's work.
 func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := hourly(1000)
@@ -196,7 +197,7 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 		}
-		takes(3 * time.Second) // it counts twice
+		takes(3 * time.Second) // in this time it counts twice
 		s := known(c, "checkout").share
 		require.True(t, s.recounted.Load())
 		before := s.registered.until.Load()
@@ -207,7 +208,8 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 	})
 }
 
-// Consumers that start together count one another: the first one's first count has none of the others.
+// Consumers that start at the same time count one another, although the first count of the first consumer has none of
+// the others.
 func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	p := hourly(1000)
@@ -231,15 +233,15 @@ func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
 	}
 }
 
-// outage is the result of several consumers of one bucket while its server was stopped.
+// outage has what several consumers of one bucket measured while its server was stopped.
 type outage struct {
 	stopped  time.Duration // for how long
-	admitted int64         // meanwhile, by all
-	worst    time.Duration // p99.9 of a take, meanwhile
-	recovery time.Duration // until every consumer was answered by the bucket again
+	admitted int64         // tokens that all consumers admitted meanwhile
+	worst    time.Duration // p99.9 of the time of a take meanwhile
+	recovery time.Duration // until the bucket answered every consumer again
 }
 
-// freeze stops a server under the load of consumers of one bucket in mode local.
+// freeze stops a server while consumers take from one of its buckets, which has degraded mode local.
 func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.Duration, opts ...Option) outage {
 	server := testenv.Redis(t)
 	rdb := server.Client()
@@ -282,7 +284,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 			})
 		}
 	}
-	eventually(t, func() bool { // everyone knows of everyone
+	eventually(t, func() bool { // each consumer has counted all of them
 		for _, c := range clients {
 			k := known(c, "checkout")
 			if k.share == nil {
@@ -324,12 +326,11 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 	return o
 }
 
-// The bounds are wide enough for a machine that does twenty things at once;
-// BenchmarkFrozenServer reports the figures.
+// The bounds are wide enough for a very busy machine. BenchmarkFrozenServer reports the exact figures.
 func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 	const rate = 400
 	served := false
-	for tries := 0; !served && tries < 6; tries++ { // others may have the machine for a while
+	for tries := 0; !served && tries < 6; tries++ { // other programs may keep this process from running for a while
 		o := freeze(t, 4, 4, policy.PerSecond(rate), 3*time.Second, WithTimeout(500*time.Millisecond))
 		t.Logf("%+v", o)
 		due := rate * o.stopped.Seconds()
@@ -340,8 +341,8 @@ func TestConsumersOfAFrozenServerKeepToThePolicy(t *testing.T) {
 	require.True(t, served)
 }
 
-// BenchmarkFrozenServer stops a server for three seconds under the load of four
-// consumers in mode local.
+// BenchmarkFrozenServer stops a server for three seconds while four consumers take from a bucket with degraded mode
+// local.
 func BenchmarkFrozenServer(b *testing.B) {
 	var ratio, worst, recovery []float64
 	for b.Loop() {

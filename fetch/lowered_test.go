@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// takers are the ways in which a caller gets n tokens of a bucket; each returns how many it got.
+// takers are the ways in which a caller can take n tokens from a bucket. Each returns how many tokens it got.
 var takers = map[string]func(ctx context.Context, c *fetch.Client, key string, n int64) (int64, error){
 	"Take": func(ctx context.Context, c *fetch.Client, key string, n int64) (int64, error) {
 		r, err := c.Take(ctx, key, n)
@@ -44,7 +44,7 @@ var takers = map[string]func(ctx context.Context, c *fetch.Client, key string, n
 	},
 }
 
-// followed waits until a Client has read version 8 of the templates, and requires that to take a second at most.
+// followed waits until a Client has read version 8 of the templates. It requires that this happens within a second.
 func followed(ctx context.Context, t *testing.T, c *fetch.Client, limit int64) {
 	t.Helper()
 	began := time.Now()
@@ -59,7 +59,7 @@ func followed(ctx context.Context, t *testing.T, c *fetch.Client, limit int64) {
 	}
 }
 
-// A bucket that is full and idle is in no active set, so no refill brings it a lower limit. Its next take does.
+// A full and idle bucket is in no active set, so no refill lowers its limit. Its next take does.
 func TestALowerLimitReachesFullIdleBuckets(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -95,7 +95,8 @@ func TestALowerLimitReachesFullIdleBuckets(t *testing.T) {
 	})
 }
 
-// A template of an earlier version, which a Client was given, changes no bucket that has a later one.
+// If a Client has a template of an earlier version, its takes don't change buckets that have a policy of a later
+// version.
 func TestAnEarlierTemplateReplacesNoLaterPolicy(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -121,8 +122,8 @@ func TestAnEarlierTemplateReplacesNoLaterPolicy(t *testing.T) {
 	})
 }
 
-// A configured bucket that leaves the file, while a template matches its name, becomes the template's with its next
-// take: it is refilled, and expires.
+// A configured bucket is removed from the file, and a template matches its name. With the next take it becomes the
+// template's bucket: it is refilled, and it expires.
 func TestABucketThatLeavesTheFileBecomesTheTemplates(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -144,7 +145,7 @@ func TestABucketThatLeavesTheFileBecomesTheTemplates(t *testing.T) {
 			require.NoError(t, err, name)
 			require.True(t, p.Terms.Template, name)
 			require.EqualValues(t, 1, p.Tokens, name)
-			require.Eventually(t, func() bool { // on a Cluster it is put there after the answer
+			require.Eventually(t, func() bool { // on a Cluster it is added after the reply
 				return rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val()
 			}, 20*time.Second, time.Millisecond, name)
 			for _, k := range []string{lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)} {

@@ -15,17 +15,18 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// fleet is what many consumers of one bucket found: each wants a thousand tokens a second, in single takes.
+// fleet has what many consumers of one bucket measured. Each of them wants a thousand tokens a second, in single takes.
 type fleet struct {
 	consumers int
 	calls     float64 // to Redis, in a second
-	admitted  float64 // of what was due and wanted
-	jain      float64 // of the consumers: 1 if all got the same
-	late      float64 // what a consumer that joined got, of the mean
+	admitted  float64 // the part of the tokens that were both due and wanted
+	jain      float64 // Jain's index of fairness: 1 if all consumers got the same
+	late      float64 // tokens of a consumer that joined late, divided by the mean
 	beyond    int64   // tokens admitted beyond capacity and credit
 }
 
-// simulate runs a fleet for a while and then measures it for as long again, in which one more consumer joins.
+// simulate runs a fleet for some time, and then measures it for the same time. During the measurement, one more
+// consumer joins.
 func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet) {
 	const (
 		tick     = 20 * time.Millisecond
@@ -60,7 +61,7 @@ func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet)
 		for i := range consumers {
 			run(i, end)
 		}
-		time.Sleep(window + interval/2) // so that no refill falls on an end of the window
+		time.Sleep(window + interval/2) // so that no refill is at an end of the window
 		calls := b.total()
 		before := make([]int64, consumers)
 		left := inBucket(b)
@@ -89,7 +90,7 @@ func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet)
 	return f
 }
 
-// total is how many calls there were.
+// total returns the number of calls.
 func (f *fake) total() (n int) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -99,8 +100,8 @@ func (f *fake) total() (n int) {
 	return n
 }
 
-// TestManyConsumersOfOneBucket prints the figures of docs/sdk.md with REFILLER_CONSUMERS=10000; it is few otherwise, as
-// the race detector takes a second for each.
+// TestManyConsumersOfOneBucket prints the figures of docs/sdk.md with REFILLER_CONSUMERS=10000. By default there are
+// few consumers, because the race detector needs a second for each of them.
 func TestManyConsumersOfOneBucket(t *testing.T) {
 	consumers := 20
 	if v := os.Getenv("REFILLER_CONSUMERS"); v != "" {
@@ -109,11 +110,11 @@ func TestManyConsumersOfOneBucket(t *testing.T) {
 		require.NoError(t, err)
 	}
 	lease := []Option{WithLease(10_000, time.Second)}
-	for _, part := range []int64{1000, 100_000, 10_000_000} { // tokens a second for each, in thousandths
+	for _, part := range []int64{1000, 100_000, 10_000_000} { // tokens a second for each consumer, in thousandths
 		for name, opts := range map[string][]Option{"with leases": lease, "without": nil} {
 			rate := max(1, int64(consumers)*1_000_000/part)
 			if name == "without" && consumers > 1000 {
-				continue // each take is a call: the same for fewer
+				continue // each take is a call, so fewer consumers give the same figures
 			}
 			f := simulate(t, consumers, rate, opts...)
 			t.Logf("%d consumers, %d/s, %s: %.0f calls/s, admitted %.3f of due, Jain's index %.3f, late joiner %.2f of "+

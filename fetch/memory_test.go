@@ -58,14 +58,14 @@ func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 	}
 	require.NoError(t, c.Close(t.Context())) // the maps are no longer written
 	require.LessOrEqual(t, c.buckets.held(), 2*size+2*size/8)
-	const scripts = 10 // that the fake server knows
+	const scripts = 10 // the scripts that the fake server knows
 	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), c.buckets.held()+scripts,
 		"in any other map")
 }
 
-// BenchmarkDistinctKeys takes from a new key each time, of a server that costs
-// nothing, and reports how much memory the process has of the system and on its
-// heap. With -benchtime 10000000x it is what ten million keys need.
+// BenchmarkDistinctKeys takes from a new key each time, on a fake server that needs almost no time. It reports how much
+// memory the process got from the system, and how much is on its heap. With -benchtime 10000000x, that is the memory
+// for ten million keys.
 func BenchmarkDistinctKeys(b *testing.B) {
 	c := newClient(b, generous(), slow())
 	ctx, i := context.Background(), 0

@@ -78,7 +78,7 @@ func TestARequestWhoseReplyIsLostIsMadeAgainAndChargedOnce(t *testing.T) {
 	})
 }
 
-// The caller's time suffices for a round trip. It is the connection that fails, and the mode decides.
+// The caller has enough time for one round trip, but the connection fails. So the degraded mode decides.
 func TestALostReplyWithoutTimeForAnotherDegrades(t *testing.T) {
 	d := newDistant(t, 200*time.Millisecond)
 	c := d.steady(t)
@@ -89,8 +89,8 @@ func TestALostReplyWithoutTimeForAnotherDegrades(t *testing.T) {
 	require.NoError(t, err)
 	lost := d.proxy.LostReplies()
 	require.NoError(t, d.proxy.CutAfterReply(1, isScript))
-	// The first connection ends half a round trip after the call was sent, so less than a whole one is left. From then
-	// on replies take a minute. Otherwise one could arrive before a busy machine checks the deadline.
+	// The first connection ends half a round trip after the call was sent, so there is not enough time for a second try.
+	// From then on replies need a minute. Otherwise a reply could arrive before a busy machine checks the deadline.
 	require.NoError(t, d.proxy.Delay(faultproxy.ToClient, time.Minute, 0))
 	r, err := c.Take(t.Context(), "checkout", 10, WithRequestID("r1"), WithTimeout(d.trip*11/10))
 	require.NoError(t, err)
@@ -116,7 +116,8 @@ func TestTokensOfARequestThatWasGivenUpStayItsOwn(t *testing.T) {
 	require.Zero(t, c.Stats().Returned)
 }
 
-// lined returns a Client with a waiter for 50 tokens of an empty bucket that has denied them, until end.
+// lined returns a Client with a waiter for 50 tokens of an empty bucket, which has denied them. The waiter waits until
+// end is called.
 func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end func()) {
 	t.Helper()
 	rdb = testenv.Redis(t).Client()
@@ -137,10 +138,10 @@ func lined(t *testing.T, leave policy.Leave) (rdb *redis.Client, c *Client, end 
 	}
 }
 
-// Calls that have to be put to the bucket leave what a line wants that waits for it.
+// TakeAll and Reserve always ask the bucket. They leave the tokens in it that a line of waiters wants.
 func TestTakeAllAndReserveDoNotOvertakeALine(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{})
-	_, err := lua.Return(t.Context(), rdb, "line", 20, 0) // not through the Client: the line gets no signal
+	_, err := lua.Return(t.Context(), rdb, "line", 20, 0) // not through the Client, so that the line gets no signal
 	require.NoError(t, err)
 	takes := map[string]func() (Result, error){
 		"take all": func() (Result, error) {
@@ -169,7 +170,8 @@ func TestTakeAllAndReserveDoNotOvertakeALine(t *testing.T) {
 	}
 }
 
-// What is to be left in percent is left although the capacity is forgotten meanwhile, since many other keys have come.
+// A reservation leaves the given percentage of the bucket even if the Client has forgotten the bucket's capacity,
+// because it has used many other keys.
 func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{Percent: 20})
 	_, err := lua.Return(t.Context(), rdb, "line", 15, 0)
@@ -181,7 +183,7 @@ func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
 	end()
 }
 
-// A take up to a number asks its degraded mode for no more than that may grant, wherever its server is.
+// Without a server, TakeUpTo gets no more tokens than the degraded mode may grant, even if no server has the key.
 func TestTakeUpToWithoutAServerLeavesSome(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb := redis.NewRing(&redis.RingOptions{
@@ -228,7 +230,7 @@ func TestRequestOptionsOutOfRangeAreRefused(t *testing.T) {
 	require.Greater(t, left, 59*time.Minute)
 }
 
-// The reply to an earlier call of a request is of that time: the bucket was drained since.
+// A repeated reply has the state of the bucket at the time of the first call. The bucket was drained since then.
 func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb := server.Client()
@@ -257,7 +259,8 @@ func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	require.False(t, r.OK, "the bucket was drained")
 }
 
-// A request is remembered beyond the bucket's era. Its reply has nothing of the present era.
+// A request is still remembered after the bucket has begun another era. The reply to its repetition does not change the
+// era that the Client remembers.
 func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(10))
@@ -265,7 +268,7 @@ func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, rdb.Del(t.Context(), "b", "{b}", "{b}:ctl").Err())
 	createBucket(t, rdb, "b", hourly(10))
-	c := newClient(t, rdb, slow()) // it has seen nothing yet
+	c := newClient(t, rdb, slow()) // it knows nothing of the bucket yet
 	_, err = c.Take(t.Context(), "b", 1, WithRequestID("r"))
 	require.NoError(t, err)
 	r, err := c.Take(t.Context(), "b", 4)

@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// refills publishes templates and runs a refiller of them until the test ends.
+// refills publishes templates, and runs a refiller for their buckets until the test ends.
 func refills(t *testing.T, rdb redis.UniversalClient, list ...policy.Template) {
 	t.Helper()
 	publish(t, rdb, 1, list...)
@@ -37,7 +37,7 @@ func refills(t *testing.T, rdb redis.UniversalClient, list ...policy.Template) {
 	})
 }
 
-// A refiller that remembers a bucket doesn't keep its next take from creating it full, when Redis has lost it.
+// If Redis has lost a bucket, its next take creates it full, even though a refiller still remembers the bucket.
 func TestATemplatesBucketThatRedisLostComesBackFull(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -48,11 +48,11 @@ func TestATemplatesBucketThatRedisLostComesBackFull(t *testing.T) {
 	r, err := c.Take(ctx, "user:1", 60)
 	require.NoError(t, err)
 	require.True(t, r.OK)
-	require.Eventually(t, func() bool { // the refiller knows it
+	require.Eventually(t, func() bool { // the refiller knows the bucket
 		index, err := rdb.Get(ctx, lua.IndexKey("user:1")).Int64()
 		return err == nil && index > 2
 	}, 20*time.Second, time.Millisecond)
-	// All three at once: otherwise a refill in between finds a bucket that lost one of its keys.
+	// All three keys are deleted at once. Otherwise a refill could find a bucket that lost only one of its keys.
 	require.NoError(t, rdb.Del(ctx, "user:1", lua.IndexKey("user:1"), lua.ControlKey("user:1")).Err())
 	r, err = c.Take(ctx, "user:1", 59, fetch.WithRequestID("afterwards"))
 	require.NoError(t, err)
@@ -60,9 +60,9 @@ func TestATemplatesBucketThatRedisLostComesBackFull(t *testing.T) {
 	require.EqualValues(t, 1, r.Remaining)
 }
 
-// gate holds back the first call of a script that a client makes about a bucket, but for calls that open it.
+// gate holds back the first script call that a client makes for a bucket, not counting calls that open it.
 type gate struct {
-	pass   func() // the call waits for it
+	pass   func() // the call waits until it returns
 	once   sync.Once
 	passed atomic.Bool
 }
@@ -78,8 +78,8 @@ type gatedConn struct {
 	*gate
 }
 
-// Write takes as long as a short way over a network. Otherwise callers would write by themselves, and could not leave
-// while the gate is closed.
+// Write lasts as long as a short trip over a network. Otherwise callers would make their calls themselves, and could
+// not leave while the gate is closed.
 func (c gatedConn) Write(b []byte) (int, error) {
 	time.Sleep(2 * time.Millisecond)
 	has := func(s string) bool { return bytes.Contains(b, []byte(s)) }
@@ -110,8 +110,8 @@ func onBothGated(t *testing.T, test func(t *testing.T, rdb, gated redis.Universa
 	})
 }
 
-// A bucket is opened; a refill finds it full and removes it from the active set; and only then a script takes tokens.
-// The bucket is refilled none the less.
+// A bucket is opened. Then a refill finds it full, and removes it from the active set. Only then a script takes tokens
+// from it. The bucket is refilled nevertheless.
 func TestABucketIsRefilledAfterAScriptTakesFromItLate(t *testing.T) {
 	t.Parallel()
 	const key = "user:1"
@@ -134,7 +134,7 @@ func TestABucketIsRefilledAfterAScriptTakesFromItLate(t *testing.T) {
 			return err
 		},
 		"Lease": func(ctx context.Context, c *fetch.Client, g *gate) (err error) {
-			for range 8 { // a block begins with the last one: the keeper asks for tokens once
+			for range 8 { // a block begins with the last take, and its keeper asks for tokens once
 				_, err = c.Take(ctx, key, 1)
 			}
 			for err == nil && !g.passed.Load() {
@@ -150,7 +150,7 @@ func TestABucketIsRefilledAfterAScriptTakesFromItLate(t *testing.T) {
 			})
 		})
 		if name == "TakeAll" || name == "Lease" {
-			continue // what an absent caller took is given back, and no caller waits for a block
+			continue // tokens of a caller that left go back, and no caller waits for a block
 		}
 		t.Run(name+"WhoseCallerLeaves", func(t *testing.T) {
 			t.Parallel()
@@ -166,7 +166,7 @@ func takenLongAfterOpen(t *testing.T, rdb, gated redis.UniversalClient, g *gate,
 	const key = "user:1"
 	refills(t, rdb, policy.Template{Prefix: "user:", Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1000),
 		Interval: 20 * time.Millisecond}})
-	require.NoError(t, lua.Load(t.Context(), rdb)) // or the call that the gate holds back runs nothing
+	require.NoError(t, lua.Load(t.Context(), rdb)) // otherwise the call that the gate holds back runs nothing
 	c := client(t, gated, fetch.WithLease(64, time.Minute))
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()

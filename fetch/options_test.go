@@ -20,11 +20,11 @@ func TestANilRedisClientIsRefused(t *testing.T) {
 	}
 }
 
-// An option that a method would ignore is an error that names both.
+// If a method would ignore an option, the call returns an error that names both.
 func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(5))
-	c := newClient(t, rdb, slow(), WithRequestMemory(time.Hour)) // of takes with a request id
+	c := newClient(t, rdb, slow(), WithRequestMemory(time.Hour)) // it applies to takes with a request id
 	methods := map[string]func(...CallOption) error{
 		"take": func(opts ...CallOption) error {
 			_, err := c.Take(t.Context(), "b", 1, opts...)
@@ -56,7 +56,7 @@ func TestAnOptionThatDoesNothingIsRefused(t *testing.T) {
 	options := []struct {
 		name   string
 		option CallOption
-		of     []string // the methods that have a use for it
+		of     []string // the methods that accept the option
 	}{
 		{"WithLeave", WithLeave(1), []string{"take", "take_up_to", "take_all", "wait", "reserve"}},
 		{"WithLeave", WithLeavePercent(1), []string{"take", "take_up_to", "take_all", "wait", "reserve"}},

@@ -12,7 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Waiters that want much don't turn the other calls of their process off: in each refill interval one passes.
+// Waiters that want many tokens don't block the other calls of their process: in each refill interval, one call passes
+// them.
 func TestALineLetsATakePassInEachRefillInterval(t *testing.T) {
 	for name, take := range map[string]func(*Client) (bool, error){
 		"take": func(c *Client) (bool, error) {

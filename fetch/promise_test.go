@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Callers of little time fail, each for itself, over a long round trip, and patient callers of other buckets don't.
+// Over a long round trip, callers with little time fail, but callers of other buckets that have more time don't.
 func TestShortDeadlinesFailNoOtherCaller(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -63,7 +63,7 @@ func TestShortDeadlinesFailNoOtherCaller(t *testing.T) {
 	require.Greater(t, takes.Load(), int64(20))
 }
 
-// The deadline of the first of many callers of a bucket is not that of the others.
+// The deadline of a bucket's first caller doesn't apply to the other callers.
 func TestTheFirstCallersDeadlineIsItsOwn(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, func(o *redis.Options) { o.ContextTimeoutEnabled = true })
@@ -92,7 +92,7 @@ func TestTheFirstCallersDeadlineIsItsOwn(t *testing.T) {
 	require.Zero(t, wrong.Load(), "callers without a deadline")
 }
 
-// The first take of a template's key waits for a connection that takes its time.
+// The first take from a template's key waits for a connection that opens slowly.
 func TestTheFirstTakeOfATemplatesKeyFindsItsBucket(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -113,7 +113,7 @@ func TestTheFirstTakeOfATemplatesKeyFindsItsBucket(t *testing.T) {
 	}
 }
 
-// No more round trips are under way than WithConcurrency says, whatever is asked.
+// No more round trips are under way than WithConcurrency allows, whatever the calls are.
 func TestConcurrencyBoundsWhatIsUnderWay(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -149,7 +149,7 @@ func TestConcurrencyBoundsWhatIsUnderWay(t *testing.T) {
 	require.LessOrEqual(t, most.Load(), int64(2), "calls under way")
 }
 
-// counted counts the connections on which an answer is awaited.
+// counted is a connection that counts the connections on which a reply is awaited.
 type counted struct {
 	net.Conn
 	open, most *atomic.Int64
@@ -213,7 +213,7 @@ func TestEachShardOfARingHasABreakerOfItsOwn(t *testing.T) {
 	}
 }
 
-// A Client that starts while the server of the templates is silent waits for them once, not in every call.
+// A Client that starts while the server of the templates is silent waits for the templates only in its first takes.
 func TestASilentServerOfTheTemplatesHoldsUpOnlyTheFirstTakes(t *testing.T) {
 	t.Parallel()
 	servers := map[string]*testenv.RedisServer{}
@@ -258,9 +258,9 @@ func TestASilentServerOfTheTemplatesHoldsUpOnlyTheFirstTakes(t *testing.T) {
 func TestTheFirstTakeNeedsTwoRoundTrips(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
-	var requests atomic.Int64 // each waits for the reply to the one before
+	var requests atomic.Int64 // each request waits for the reply to the previous one
 	require.NoError(t, f.proxy.CutAfterReply(1, func(request []byte) bool {
-		if request[0] == '*' { // otherwise it is the rest of a large one
+		if request[0] == '*' { // otherwise it is the rest of a large request
 			requests.Add(1)
 		}
 		return false

@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// refilledTemplate is one whose buckets hold capacity tokens and gain one an hour.
+// refilledTemplate is a template whose buckets hold capacity tokens and gain one token an hour.
 func refilledTemplate(prefix string, capacity int64) policy.Template {
 	return policy.Template{Prefix: prefix, Policy: policy.Policy{Capacity: capacity,
 		Rate: policy.Rate{Tokens: 1, Per: time.Hour}, Interval: time.Second}}
@@ -108,7 +108,7 @@ func TestAConsumerNeedsNoPolicy(t *testing.T) {
 	})
 }
 
-// every makes each kind of call for a key and gives their errors.
+// every makes each kind of call for a key, and returns the errors.
 func every(ctx context.Context, c *fetch.Client, key string) map[string]error {
 	errs := map[string]error{}
 	_, errs["take"] = c.Take(ctx, key, 1)
@@ -225,7 +225,8 @@ func TestAConsumerFollowsWhatIsPublished(t *testing.T) {
 	publish(t, rdb, 8, lazyTemplate("user:", 6, hourly))
 	becomes(6)
 
-	// What is lost is remembered; what a failover brings back isn't believed at once.
+	// The Client continues to use templates that Redis has lost. It does not apply an earlier version at once, because a
+	// failover may have restored it.
 	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
 	publish(t, rdb, 7, lazyTemplate("user:", 60, hourly))
 	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
@@ -258,7 +259,7 @@ func TestALaterPolicyIsNoticedByItsFence(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// What TakeAll, reservations and request ids need exists once they ask for it.
+// TakeAll, reservations and request ids create the template's bucket that they need.
 func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -298,7 +299,7 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 			}, 20*time.Second, time.Millisecond, key)
 		}
 
-		// Whatever opened it, it is in the active set and expires.
+		// Whatever call opened a bucket, the bucket is in the active set and expires.
 		for _, key := range []string{"user:once", "user:held", "user:1", "user:2"} {
 			require.Eventually(t, func() bool {
 				return rdb.SIsMember(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Val()
@@ -308,8 +309,8 @@ func TestEveryCallWorksOnARefilledTemplatesBucket(t *testing.T) {
 	})
 }
 
-// A bucket begins anew, full, where the template is enforced in another way, and goes on if it comes back to the first
-// one.
+// If the template's enforce changes, the bucket begins anew and is full. If enforce is changed back, the first bucket
+// is used again.
 func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -374,7 +375,7 @@ func TestNoMoreBucketsThanATemplateAllows(t *testing.T) {
 	})
 }
 
-// Many consumers invent keys at the same moment, and each creates no bucket before it is counted.
+// Many consumers use new keys at the same moment. No bucket is created before it is counted.
 func TestBucketsMadeAtOnceKeepToTheirNumber(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -435,9 +436,8 @@ func TestConcurrentFirstTakesAdmitTheBucketsCapacities(t *testing.T) {
 	})
 }
 
-// A server that forbids the reading of the templates serves configured buckets none the
-// less.
-// Takes of configured buckets don't mind. Whether another key is a template's can't be said.
+// If a server forbids reading the templates, takes from configured buckets still work. For other keys it is unknown
+// whether a template matches them, so calls fail.
 func TestTemplatesThatCannotBeReadMatterToUnknownKeysAlone(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -462,7 +462,7 @@ func TestTemplatesThatCannotBeReadMatterToUnknownKeysAlone(t *testing.T) {
 	}, 20*time.Second, time.Millisecond)
 }
 
-// A block that is taken from a full bucket of a template has it refilled, as a take does.
+// If a block takes tokens from a full bucket of a template, the bucket is refilled, as after a take.
 func TestABlockTakenFromAFullBucketPutsItIntoTheActiveSet(t *testing.T) {
 	t.Parallel()
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
@@ -476,7 +476,7 @@ func TestABlockTakenFromAFullBucketPutsItIntoTheActiveSet(t *testing.T) {
 			return r.Source.Kind == fetch.SourceLeased
 		}
 		require.Eventually(t, leased, 20*time.Second, time.Millisecond)
-		// It is full again, and has left the active set.
+		// The bucket is full again, and is no longer in the active set.
 		require.NoError(t, rdb.SRem(ctx, set, key).Err())
 		require.NoError(t, rdb.Set(ctx, lua.TokensKey(key), capacity, redis.KeepTTL).Err())
 		require.Eventually(t, func() bool {

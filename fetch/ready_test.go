@@ -90,8 +90,8 @@ func TestReadyNamesWhatFails(t *testing.T) {
 	require.ErrorIs(t, stranger.Ready(t.Context()), ErrClosed)
 }
 
-// The table of docs/sdk.md: go test -v -run TestFiguresByDistance ./fetch
-// The calls have time, because a process that does not run for longer than the default timeout is no failure here.
+// To print the table of docs/sdk.md: go test -v -run TestFiguresByDistance ./fetch. The calls have a long timeout.
+// Otherwise they could fail because this process does not run for longer than the default timeout.
 func TestFiguresByDistance(t *testing.T) {
 	t.Parallel()
 	atDistances(t, func(t *testing.T, d *distant) {

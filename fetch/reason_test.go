@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// provoked is a server on which a test makes a failure happen.
+// provoked is a server on which a test causes a failure.
 type provoked struct {
 	t      *testing.T
 	server *testenv.RedisServer
@@ -33,10 +33,9 @@ func (p *provoked) config(name, value string) {
 	require.NoError(p.t, p.admin.ConfigSet(context.Background(), name, value).Err())
 }
 
-// failures are what a server or its connection can fail with, as a real server does
-// it.
+// failuresOfServers are the failures of a server or of its connection. Each is caused on a real server.
 var failuresOfServers = []struct {
-	name    string // what Redis calls it, or what happens
+	name    string // the name of the error in Redis, or of the event
 	why     Reason
 	args    []string
 	provoke func(p *provoked)
@@ -172,8 +171,8 @@ func TestASlotThatIsElsewhereOrNowhereIsAReasonOfTheCluster(t *testing.T) {
 	require.Equal(t, ReasonCluster, ReasonOf(err), "%v", err) // CLUSTERDOWN
 }
 
-// A client that knows of the Cluster follows a slot on its way; a client of one server gets an error with its new
-// place.
+// A client of the Cluster follows a slot that moves. A client of a single server gets an error that names the slot's
+// new server.
 func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
@@ -203,7 +202,7 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	require.NoError(t, err)
 	take(alone, "")
 	require.NoError(t, move.MoveKeys("checkout"))
-	take(alone, "ASK") // of the tokens, which are all that it asks for
+	take(alone, "ASK") // for the key of the tokens, the only key of the call
 	require.NoError(t, move.MoveKeys())
 	take(alone, "ASK")
 	take(all, "")
@@ -259,8 +258,8 @@ type redisError string
 func (e redisError) Error() string { return string(e) }
 func (redisError) RedisError()     {}
 
-// Modes of buckets, by the bucket's own policy and, before the Client knows it, by
-// the option.
+// The degraded mode of a bucket is that of its policy. Before the Client knows the policy, the option
+// WithUnknownDegraded determines the mode.
 func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	f := newFaulty(t, nil)
 	mode := func(m policy.Degraded) policy.Policy {
@@ -297,7 +296,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.Equal(t, Result{OK: true, Taken: 1000, ResetAfter: Never, MoreAfter: Never,
 		Source: from}, timeless(r))
 
-	for _, key := range []string{"closed", "open", "local"} { // these have no degraded mode
+	for _, key := range []string{"closed", "open", "local"} { // these methods have no degraded mode
 		_, err = c.Peek(t.Context(), key)
 		require.Equal(t, ReasonConnection, ReasonOf(err))
 		require.Equal(t, ReasonConnection, ReasonOf(c.Return(t.Context(), key, 1)))
@@ -305,7 +304,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 		require.Equal(t, ReasonConnection, ReasonOf(err))
 	}
 
-	for range 5 { // 50 tokens of 10
+	for range 5 { // 50 tokens, although the bucket holds 10
 		r, err = c.Take(t.Context(), "open", 10)
 		require.NoError(t, err)
 		require.Equal(t, Result{OK: true, Taken: 10, Limit: 10, ResetAfter: Never, MoreAfter: Never,

@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// With no refiller alive, consumers in several processes go on at the bucket's
-// rate, and never beyond its bound.
+// If no refiller runs, consumers in several processes still get tokens at the bucket's rate, and never more than its
+// bound.
 func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -58,7 +58,8 @@ func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
 			})
 		}
 	}
-	// Where these processes didn't run for longer than a refill makes up for, the rest takes a while to outweigh it.
+	// If these processes didn't run for longer than one refill can credit, the test runs on until the mean rate is high
+	// enough.
 	const enough, atLeast = 2 * time.Second, 0.6
 	for elapsed := time.Duration(0); elapsed < enough || elapsed < patience &&
 		float64(taken.Load()) < atLeast*500*elapsed.Seconds(); elapsed = clock().Sub(began) {
@@ -158,8 +159,8 @@ func TestRescuesOfABucketComeOnceAnInterval(t *testing.T) {
 	require.True(t, m.claim(time.Second, now.Add(time.Second)))
 }
 
-// The server's clock went back by an hour, as by a fail-over to another host, and no refiller is alive: the last refill
-// lies ahead. Consumers begin a new era, and go on at the rate.
+// The server's clock went back by an hour, as after a failover to another host, so the last refill is in the future. No
+// refiller runs. Consumers begin a new era, and get tokens at the bucket's rate.
 func TestConsumersWithoutARefillerGoOnAfterTheClockWentBack(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

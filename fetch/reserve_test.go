@@ -66,7 +66,7 @@ func TestAReservationOfAProcessThatDiedGoesBackByItself(t *testing.T) {
 	c := newClient(t, rdb, slow())
 	r := reserve(t, c, 80, 5*time.Millisecond)
 	eventually(t, func() bool {
-		return reserve(t, c, 90, time.Hour, WithReservationID("next")).OK // it needs what the first held
+		return reserve(t, c, 90, time.Hour, WithReservationID("next")).OK // it needs the tokens that the first one held
 	}, "the first ends")
 	require.EqualValues(t, 10, tokens(t, rdb, "llm"))
 	late, err := r.Settle(t.Context(), 7)
@@ -136,8 +136,7 @@ func TestWithoutTheirServerReservationsGetTheDegradedMode(t *testing.T) {
 	require.Equal(t, Settlement{}, s)
 }
 
-// A reservation that was made before an outage is the bucket's to settle, however its server's takes are answered
-// meanwhile.
+// If a reservation was made before an outage, only its bucket can settle it, whatever the degraded mode does meanwhile.
 func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())
@@ -280,7 +279,7 @@ func TestAnAbandonedReservationWithoutAnIdIsCancelled(t *testing.T) {
 			require.ErrorIs(t, err, ErrUnavailable)
 			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "it is made")
 			require.NoError(t, f.proxy.Heal())
-			require.NoError(t, c.Close(t.Context())) // waits for what becomes of it
+			require.NoError(t, c.Close(t.Context())) // waits until the reservation is cancelled
 			require.EqualValues(t, tc.left, tokens(t, f.direct, "checkout"))
 			require.Equal(t, tc.left-60, c.Stats().Returned)
 			r, err := newClient(t, f.direct, slow()).Reserve(t.Context(), "checkout", 40, time.Hour, tc.opts...)
@@ -291,7 +290,8 @@ func TestAnAbandonedReservationWithoutAnIdIsCancelled(t *testing.T) {
 	}
 }
 
-// A bucket with a schedule is then asked for its instants. No caller waits for these, and the reservation remains.
+// After the reservation, the Client asks the bucket for the instants of its schedule. If their reply is late, the
+// reservation is kept nevertheless.
 func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	f := newFaulty(t, nil)
 	terms := policy.Policy{Capacity: 100, Steps: policy.Every(24 * time.Hour), StepTokens: 40}.Terms(policy.Fence{})
@@ -319,7 +319,7 @@ func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	require.NotNil(t, r)
 	require.True(t, r.OK)
 	require.NoError(t, f.proxy.Heal())
-	require.NoError(t, c.Close(t.Context())) // waits for what becomes of the late answer
+	require.NoError(t, c.Close(t.Context())) // waits until the late answer is handled
 	s, err := newClient(t, f.direct, slow()).Settle(t.Context(), "daily", r.ID, 20)
 	require.NoError(t, err)
 	require.False(t, s.Again, "no other call has ended it")
@@ -376,7 +376,7 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrClosed)
 }
 
-// What a reservation holds goes back once, by Settle.
+// The tokens of a reservation go back only once, by Settle.
 func TestUndoOfAReservationGivesNothingBack(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "llm", hourly(100))
@@ -391,7 +391,8 @@ func TestUndoOfAReservationGivesNothingBack(t *testing.T) {
 	require.EqualValues(t, 50, tokens(t, rdb, "llm"))
 }
 
-// The bucket is lost and begins again with nothing: the tokens taken before are dropped, whatever was asked before it.
+// The bucket is lost, and begins again without tokens. An Undo then drops the tokens of a take that was made before the
+// loss, whatever call came before that take.
 func TestATakeAfterAReservationKnowsItsEra(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "b", hourly(10))

@@ -19,7 +19,7 @@ import (
 // reopening makes connections that hold back a call which opens a bucket after another call of a script for it.
 type reopening struct {
 	asked    atomic.Bool
-	released chan struct{} // closed when they hold back nothing any more
+	released chan struct{} // closed when the connections hold back nothing any more
 }
 
 func (r *reopening) dial(ctx context.Context, network, addr string) (net.Conn, error) {
@@ -44,7 +44,8 @@ func (c reopeningConn) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// rest makes a Client as if it had been unused for d. Nothing of it may be under way but a reading of the templates.
+// rest changes a Client as if it had been unused for d. No call of the Client may be under way, except a reading of the
+// templates.
 func rest(t *testing.T, c *Client, key string, d time.Duration) {
 	t.Helper()
 	ts := c.templates
@@ -57,8 +58,8 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 	c.buckets.update(key, func(i *info) { i.asOf = i.asOf.Add(-d) })
 }
 
-// The first take of a consumer that rested keeps the bucket alive, which became a template's meanwhile. Otherwise the
-// bucket could expire just after the take, and come back full.
+// A bucket became a template's while a consumer was idle. The consumer's next take extends the expiry of the bucket.
+// Otherwise the bucket could expire just after the take, and come back full.
 func TestARestedConsumerKeepsABucketThatBecameATemplates(t *testing.T) {
 	t.Parallel()
 	const key = "user:1"
@@ -101,7 +102,7 @@ func TestARestedConsumerKeepsABucketThatBecameATemplates(t *testing.T) {
 			require.True(t, r.OK)
 			held.asked.Store(false)
 			rest(t, rested, key, templatesSeldom+policyMaxAge)
-			// As a refill that fills it does, long before the bucket expires.
+			// A refill that fills the bucket does the same, long before the bucket expires.
 			require.NoError(t, rdb.SRem(ctx, lua.ActiveKey("user:", lua.ActiveShard(key)), key).Err())
 			require.NoError(t, rdb.Set(ctx, key, 60, redis.KeepTTL).Err())
 			for _, k := range []string{key, lua.IndexKey(key), lua.ControlKey(key)} {

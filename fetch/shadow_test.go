@@ -12,8 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A bucket in shadow mode denies nothing, never goes below zero, and counts what
-// it would have denied.
+// A bucket in shadow mode denies nothing and never goes below zero. It counts the tokens that it would have denied.
 func TestShadowModeAdmitsAndCountsWhatItWouldDeny(t *testing.T) {
 	{
 		rdb := testenv.Redis(t).Client()
@@ -28,7 +27,7 @@ func TestShadowModeAdmitsAndCountsWhatItWouldDeny(t *testing.T) {
 		}
 		require.False(t, take(8).Shadow)
 		denied := int64(0)
-		for range 3 { // none of them is answered from memory
+		for range 3 { // none of these takes is answered from memory
 			r := take(5)
 			require.True(t, r.OK)
 			require.EqualValues(t, 5, r.Taken)
@@ -60,7 +59,7 @@ func TestWaitDoesNotWaitForABucketInShadowMode(t *testing.T) {
 	p.Shadow = true
 	createBucket(t, rdb, "trial", p)
 	c := newClient(t, rdb, slow())
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // an hour before the tokens
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // the tokens are due in an hour
 	defer cancel()
 	for range 5 {
 		require.NoError(t, errOf(c.Wait(ctx, "trial", 1)))
@@ -132,7 +131,7 @@ func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
 	}
 }
 
-// While its server is unavailable, a bucket in shadow mode denies nothing either, not even a part.
+// While its server is unavailable, a bucket in shadow mode denies nothing either, not even some of the tokens.
 func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 	f := newFaulty(t, nil)
 	c := newClient(t, f.rdb, slow())

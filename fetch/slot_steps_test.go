@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// halfMoved begins to move the slot of a bucket and moves its index alone: no script that needs all keys can run.
+// halfMoved begins to move the slot of a bucket, and moves only its index. Then no script that needs all keys can run.
 func halfMoved(t *testing.T, cluster *testenv.RedisCluster, key string) *testenv.SlotMove {
 	t.Helper()
 	move := startMove(t, cluster, key)
@@ -21,7 +21,7 @@ func halfMoved(t *testing.T, cluster *testenv.RedisCluster, key string) *testenv
 	return move
 }
 
-// An answer that is there is not withheld because a call that follows it, such as a rescue, waits for the slot.
+// If a take has its answer, the caller gets it at once, although a further call, such as a rescue, waits for the slot.
 func TestAnAnswerIsNotWithheldWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -72,7 +72,7 @@ func TestCloseEndsALineWhoseSlotMoves(t *testing.T) {
 	require.NoError(t, c.Close(closing))
 }
 
-// What was taken for a caller that left goes back once the slot has moved.
+// Tokens that were taken for a caller that left go back once the slot has moved.
 func TestTokensOfACallerThatLeftGoBackAfterTheSlotHasMoved(t *testing.T) {
 	t.Parallel()
 	ctx, cluster := t.Context(), testenv.Cluster(t)
@@ -94,7 +94,7 @@ func TestTokensOfACallerThatLeftGoBackAfterTheSlotHasMoved(t *testing.T) {
 	require.Zero(t, c.Stats().Lost)
 }
 
-// tryAgain is the error of a server whose slot moves.
+// tryAgain is the error of a server for a slot that moves.
 type tryAgain struct{}
 
 func (tryAgain) Error() string { return "TRYAGAIN Multiple keys request during rehashing of slot" }
@@ -102,8 +102,8 @@ func (tryAgain) Error() string { return "TRYAGAIN Multiple keys request during r
 // RedisError implements redis.Error.
 func (tryAgain) RedisError() {}
 
-// A call without a deadline is made again from its first refusal on, however long that took. Until then it needs no
-// clock.
+// A call without a deadline is repeated after its first refusal, however late that refusal was. Before the refusal it
+// does not read the clock.
 func TestACallWithoutADeadlineIsMadeAgainAfterALateRefusal(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -23,7 +23,7 @@ import (
 type moved struct {
 	kind     string // "configured:", "refilled:", "lazy:"; the last two are prefixes of templates
 	exists   bool
-	override bool // it has a policy of its own, with a capacity of 5 instead of 60
+	override bool // the key has an override, with a capacity of 5 instead of 60
 }
 
 func (m moved) limit() int64 {
@@ -33,7 +33,7 @@ func (m moved) limit() int64 {
 	return 60
 }
 
-// movedCall is a call for such a bucket.
+// movedCall is a call for a bucket whose slot moves.
 type movedCall struct {
 	name   string
 	before string // what else the bucket remembers: "request" known, of 3 tokens, or "reservation" held, of 1 token
@@ -94,7 +94,7 @@ var movedCalls = []movedCall{
 	{"unknown", "", 0, settleUnknown},
 }
 
-// settleUnknown settles a reservation of which nothing is known.
+// settleUnknown settles a reservation that the bucket doesn't know.
 func settleUnknown(ctx context.Context, c *Client, key string, m moved, _ int64) (ok bool, limit int64, err error) {
 	_, err = c.Settle(ctx, key, "unknown", 0)
 	want := ErrNotHeld
@@ -118,7 +118,7 @@ func reserveOne(ctx context.Context, c *Client, key string, _ moved, _ int64) (o
 	return r.OK, r.Limit, nil
 }
 
-// applies reports whether there is such a call for the bucket.
+// applies reports whether the call makes sense for the bucket.
 func (mc movedCall) applies(m moved) bool {
 	if !m.exists && (mc.before != "" || mc.name == "denied") {
 		return false
@@ -127,12 +127,12 @@ func (mc movedCall) applies(m moved) bool {
 		!strings.Contains(mc.name, "reservation")
 }
 
-// creates reports whether the call has to create a key beside others of the bucket.
+// creates reports whether the call has to create a key while other keys of the bucket exist.
 func (mc movedCall) creates(m moved) bool {
 	return m.kind == "refilled:" && !m.exists && mc.adds < 0 || mc.name == "new request" || mc.name == "first reservation"
 }
 
-// movedBucket is one cell of the table.
+// movedBucket is one test case: a bucket and a call for it.
 type movedBucket struct {
 	moved
 	movedCall
@@ -141,7 +141,7 @@ type movedBucket struct {
 	move *testenv.SlotMove
 }
 
-// movable returns a name that begins so, in a slot of the first server that is not in slots yet.
+// movable returns a key that begins with name. Its slot is one of the first server, and is not in slots yet.
 func movable(name string, slots map[int]bool) string {
 	for i := 0; ; i++ {
 		key := fmt.Sprintf("%s:%d", name, i)
@@ -152,8 +152,8 @@ func movable(name string, slots map[int]bool) string {
 	}
 }
 
-// startMove begins to move the slot of a movable key to the last server. To several servers at once Redis' epochs of
-// the slots would conflict.
+// startMove begins to move the slot of a movable key to the last server. If slots moved to several servers at once,
+// Redis' epochs of the slots would conflict.
 func startMove(t *testing.T, cluster *testenv.RedisCluster, key string) *testenv.SlotMove {
 	t.Helper()
 	move, err := cluster.StartMove(lua.Slot(key), cluster.Nodes()[2])
@@ -206,7 +206,7 @@ func (b *movedBucket) prepare(t *testing.T, rdb redis.UniversalClient, c *Client
 	}
 }
 
-// holds is how many tokens there are in the bucket when the call was made, or was not.
+// holds returns how many tokens are in the bucket after the call, or, if done is false, without the call.
 func (b *movedBucket) holds(done bool) int64 {
 	n := b.limit()
 	if b.exists {
@@ -218,8 +218,8 @@ func (b *movedBucket) holds(done bool) int64 {
 	return min(n, b.limit())
 }
 
-// While a slot moves and all keys of a bucket are on one server, a call is answered as ever unless it has to create a
-// key beside those: then it is tried until its time is over.
+// While a slot moves and all keys of a bucket are on one server, calls are answered as usual. There is one exception: a
+// call that has to create another key is repeated until its time is over.
 func TestCallsForABucketWhoseSlotMoves(t *testing.T) {
 	t.Parallel()
 	for name, arrived := range map[string]bool{"keys on the old server": false, "keys on the new server": true} {
@@ -290,7 +290,7 @@ func (b *movedBucket) check(t *testing.T, c *Client) {
 	}
 }
 
-// refusals is how often the servers answered TRYAGAIN.
+// refusals returns how often the servers replied TRYAGAIN.
 func refusals(t *testing.T, cluster *testenv.RedisCluster) (n int) {
 	t.Helper()
 	for _, node := range cluster.Nodes() {
@@ -361,7 +361,7 @@ func TestACallWaitsForItsSlotAsLongAsItHasTime(t *testing.T) {
 	require.Zero(t, c.Stats().Lost)
 }
 
-// A call that has waited for its slot as long as it had time is answered by the degraded mode. Its server is in order.
+// If a call has waited for its slot for all of its time, the degraded mode answers it. The breaker stays closed.
 func TestACallWhoseSlotMovesForTooLongIsDegraded(t *testing.T) {
 	t.Parallel()
 	ctx, cluster := t.Context(), testenv.Cluster(t)
@@ -394,7 +394,8 @@ func TestACallWhoseSlotMovesForTooLongIsDegraded(t *testing.T) {
 	require.EqualValues(t, 59, tokens(t, rdb, key))
 }
 
-// Buckets that share a slot go together. While it moves and they are on different servers they are asked one by one.
+// Buckets in the same slot share a script call. While the slot moves and the buckets are on different servers, each has
+// a call of its own.
 func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	t.Parallel()
 	ctx, cluster := t.Context(), testenv.Cluster(t)
@@ -428,8 +429,8 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	}
 }
 
-// While a slot moves, a server refuses one call for its buckets, and not each call: others begin with what it answers.
-// When the slot has moved, buckets are created and overrides are in force as ever.
+// While a slot moves, a server refuses only one call for the buckets of the slot. Later calls are made in the form that
+// the server accepts. When the slot has moved, buckets are created and overrides apply as usual.
 func TestOneCallFindsOutThatASlotMoves(t *testing.T) {
 	t.Parallel()
 	for name, m := range map[string]moved{
@@ -470,7 +471,7 @@ func TestOneCallFindsOutThatASlotMoves(t *testing.T) {
 	}
 }
 
-// inSlotOf returns a name that begins so, in the slot of a key.
+// inSlotOf returns a key that begins with name, in the slot of another key.
 func inSlotOf(name, key string) string {
 	for i := 0; ; i++ {
 		if other := fmt.Sprintf("%s:%d", name, i); lua.Slot(other) == lua.Slot(key) {

@@ -18,15 +18,15 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// preferred has this test's session run before others until the test ends, and reports whether it may: what these tests
-// are about is the consumer's own slowness, and not that of a server which other programs keep from running.
+// preferred gives this test's session a higher priority until the test ends, and reports whether that was allowed.
+// These tests are about a slow consumer. Without the priority, other programs could make the server slow, too.
 func preferred(t *testing.T) bool {
 	const session = "/proc/self/autogroup"
 	if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, -19); err != nil {
 		t.Logf("processes run like others: %v", err)
 		return false
 	}
-	if _, err := os.Stat(session); err == nil { // nice alone means nothing between sessions
+	if _, err := os.Stat(session); err == nil { // a priority of processes has no effect between sessions
 		if err := os.WriteFile(session, []byte("-19"), 0); err != nil {
 			t.Logf("processes run like others: %v", err)
 			return false
@@ -36,8 +36,8 @@ func preferred(t *testing.T) bool {
 	return true
 }
 
-// startConsumers starts consumers of a Redis of their own. Unless they are preferred it has a second for an answer, and
-// not only the default timeout.
+// startConsumers starts consumers with a Redis of their own. If they are not preferred, their timeout is a second
+// instead of the default.
 func startConsumers(t *testing.T, preferred bool, goroutines int, pace time.Duration) *testenv.Process {
 	t.Helper()
 	const buckets = 100
@@ -71,8 +71,8 @@ func withoutErrors(t *testing.T, p *testenv.Process) bool {
 	return none
 }
 
-// A process that is stopped for most of the time, as by a quota of its processor, takes as before: its own slowness is
-// none of the server's.
+// A process that is stopped for most of the time, for example because of a CPU quota, still takes tokens without
+// errors. Its own slowness doesn't count as the server's.
 func TestAConsumerThatIsStoppedHasNoErrors(t *testing.T) {
 	first := preferred(t)
 	for _, stop := range []struct{ of, every time.Duration }{
@@ -93,7 +93,8 @@ func TestAConsumerThatIsStoppedHasNoErrors(t *testing.T) {
 	}
 }
 
-// More goroutines than the processors can serve, beside a busy neighbour, make takes slow and fail none.
+// If there are more goroutines than the processors can serve, and another busy process, takes become slow but don't
+// fail.
 func TestOverloadIsNoOutage(t *testing.T) {
 	first := preferred(t)
 	testenv.Start(t, "/usr/bin/nice", "-n", "-19", "/bin/sh", "-c", "while :; do :; done")
@@ -108,8 +109,8 @@ func TestOverloadIsNoOutage(t *testing.T) {
 	}
 }
 
-// A silent server is answered for within the timeout; the breaker opens, and closes soon after the server is back,
-// whatever the round trip.
+// While a server is silent, calls end within the timeout and the breaker opens. It closes soon after the server answers
+// again, whatever the round trip.
 func TestTheBreakerFollowsTheServer(t *testing.T) {
 	preferred(t)
 	for _, trip := range []time.Duration{100 * time.Microsecond, 20 * time.Millisecond, 60 * time.Millisecond,
@@ -138,7 +139,7 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 				require.NoError(t, f.proxy.Stall(faultproxy.Both))
 				bound := timeout
 				if bound == 0 {
-					bound = 3 * trip / 2 // the caller's own
+					bound = 3 * trip / 2 // the caller's own timeout
 				}
 				var wg sync.WaitGroup
 				end := time.Now().Add(patience)
@@ -169,7 +170,7 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 	}
 }
 
-// A server has as long for an answer as the Client's calls wait for it.
+// The breaker gives a server as much time for a reply as the Client's calls have.
 func TestTheBreakerIsAsPatientAsTheClient(t *testing.T) {
 	t.Parallel()
 	f := newFaulty(t, nil)
@@ -189,5 +190,5 @@ func TestTheBreakerIsAsPatientAsTheClient(t *testing.T) {
 	require.Zero(t, c.Stats().BreakerOpened)
 }
 
-// noise is what a test allows a busy machine beyond a promised time.
+// noise is how much longer than a promised time a test allows, for a busy machine.
 const noise = time.Second

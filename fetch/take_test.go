@@ -144,7 +144,7 @@ func TestRefusesWhatItCanNotTake(t *testing.T) {
 				continue
 			}
 			if name == "return" && errors.Is(tc.want, ErrMalformedBucket) {
-				continue // without state it is unknown
+				continue // without state the bucket is unknown
 			}
 			err := call(tc.key, tc.n)
 			require.ErrorIs(t, err, tc.want, "%s %q %d", name, tc.key, tc.n)
@@ -193,7 +193,7 @@ func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
 	r, err := c.Take(t.Context(), "checkout", 150)
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	// 150 tokens take 1.5 s, which the refill at 1.6 s brings; some of that has passed.
+	// 150 tokens are earned in 1.5 s, and the refill at 1.6 s brings them. Some of that time has passed.
 	require.LessOrEqual(t, r.RetryAfter, 1600*time.Millisecond)
 	require.Greater(t, r.RetryAfter, time.Duration(0))
 	require.Equal(t, 10*time.Second, r.ResetAfter)
@@ -207,7 +207,7 @@ func TestRetryAfterIsWhenARefillBringsTheTokens(t *testing.T) {
 	require.Greater(t, peek.ResetAfter, peek.RetryAfter)
 }
 
-// A remembered denial gives other takes the same answer as the bucket would.
+// The Client denies takes because of a remembered denial. They get the same answer as from the bucket.
 func TestRetryAfterOfARememberedDenialIsThatOfTheTake(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 1000, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
@@ -246,7 +246,7 @@ func TestResetAfterOfAScheduledBucketIsItsLastStep(t *testing.T) {
 	require.InDelta(t, time.Hour, r.ResetAfter, float64(time.Minute))
 	r, err = c.Take(t.Context(), "daily", 60)
 	require.NoError(t, err)
-	require.InDelta(t, 3*time.Hour, r.ResetAfter, float64(2*time.Minute)) // two more steps, of an hour as the first
+	require.InDelta(t, 3*time.Hour, r.ResetAfter, float64(2*time.Minute)) // two more steps, each of an hour like the first
 	require.InDelta(t, time.Hour, r.MoreAfter, float64(time.Minute))
 	r, err = c.Take(t.Context(), "daily", 1)
 	require.NoError(t, err)
@@ -288,8 +288,8 @@ func TestATakeThatFitsCostsOneCommandBesideTheScript(t *testing.T) {
 	require.Equal(t, map[string]int{"evalsha": 1, "exists": 1, "decrby": 1}, commandCalls(t, rdb))
 }
 
-// commandCalls counts the commands that the server ran, but for those of a new connection, which a slow call may open,
-// and of the count itself.
+// commandCalls counts the commands that the server ran. It leaves out the commands of a new connection, which a slow
+// call may open, and those of the count itself.
 func commandCalls(t *testing.T, rdb *redis.Client) map[string]int {
 	t.Helper()
 	info, err := rdb.Info(t.Context(), "commandstats").Result()
@@ -325,8 +325,8 @@ func TestTheBucketCacheIsBoundedAndKeepsTheLatest(t *testing.T) {
 	}
 }
 
-// A bucket that find returns without the lock of its shard is the one that the shard holds, also while other buckets
-// displace buckets of the shard.
+// If find returns a bucket without the lock of its shard, it is the same bucket that the shard holds. This is also true
+// while other buckets displace buckets of the shard.
 func TestARecentBucketIsTheOneThatItsShardHas(t *testing.T) {
 	bs := newBuckets(4)
 	var wg sync.WaitGroup
@@ -353,7 +353,7 @@ func TestARecentBucketIsTheOneThatItsShardHas(t *testing.T) {
 	require.NotZero(t, recent)
 }
 
-// A bucket that callers wait for, or that has a block, is remembered however many others are used meanwhile.
+// A bucket for which callers wait, or that has a block, is remembered, however many other buckets are used meanwhile.
 func TestBucketsInUseAreNotForgotten(t *testing.T) {
 	c := newClient(t, newFake(nil), WithCacheSize(10))
 	c.buckets.wait("line")
@@ -386,7 +386,7 @@ func TestTheTimeoutIsOfAllTries(t *testing.T) {
 	require.Greater(t, time.Since(began), 1400*time.Millisecond)
 }
 
-// WithLeave applies to every method, in tokens or in percent of a capacity that is not known yet.
+// WithLeave and WithLeavePercent apply to every method, even while the capacity is unknown.
 func TestEveryTakeLeavesTheConfiguredRemainder(t *testing.T) {
 	t.Parallel()
 	for name, leave := range map[string]CallOption{"tokens": WithLeave(30), "percent": WithLeavePercent(30)} {

@@ -34,7 +34,7 @@ func follows(t *testing.T, c *Client, version int64) {
 	}, "the version is known")
 }
 
-// Takes of one batch that were asked before and after the Client knew a template are answered each in its way.
+// A batch has takes that were made before and after the Client knew a template. Each of them gets the right answer.
 func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
@@ -52,7 +52,7 @@ func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 	require.NoError(t, batch[1].Body.err)
 }
 
-// A Client that does not know the template yet has the bucket refilled all the same.
+// The bucket is refilled even if the Client does not know its template yet.
 func TestATakeBeforeTheTemplateIsKnownActivatesTheBucket(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]CallOption{"a take": nil, "a request": {WithRequestID("a")}} {
@@ -105,7 +105,7 @@ func TestUndoReturnsNothingToABucketThatIsEnforcedInAnotherWay(t *testing.T) {
 	}
 }
 
-// A leave in percent is of the capacity that the take puts in force.
+// A leave in percent refers to the capacity that the take puts in force.
 func TestALeaveInPercentIsOfTheLaterCapacity(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -128,8 +128,9 @@ func TestALeaveInPercentIsOfTheLaterCapacity(t *testing.T) {
 	}
 }
 
-// A full bucket whose capacity was lowered is in the active set for longer than a consumer may believe in the higher
-// capacity, a call that began before included: such a consumer takes without putting it there. It leaves soon after.
+// A consumer that still remembers the higher capacity takes without adding the bucket to the active set. So a full
+// bucket whose capacity was lowered stays in the active set for longer than a consumer may remember the capacity. This
+// includes the time of a call that began before. Soon after that, the bucket is removed.
 func TestALoweredBucketIsActiveUntilConsumersKnowIt(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

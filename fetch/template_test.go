@@ -61,7 +61,7 @@ func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 	require.ErrorIs(t, err, fetch.ErrUnknownBucket, "no template matches")
 	require.EqualValues(t, 1, rdb.DBSize(ctx).Val())
 
-	// The more specific template, and those who wait for its tokens.
+	// The more specific template applies, and callers can wait for its tokens.
 	var wg sync.WaitGroup
 	for range 30 {
 		wg.Go(func() {
@@ -136,7 +136,7 @@ func TestTemplatesThatCannotBeServedAreRefused(t *testing.T) {
 	}
 }
 
-// Whatever a bucket is asked for first, a template that was just published has it.
+// Whatever the first call for a bucket is, it finds a template that was just published.
 func TestEveryCallFindsATemplateThatWasJustPublished(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()

@@ -50,7 +50,7 @@ func clusterClients(t *testing.T, cluster *testenv.RedisCluster) map[string]redi
 	return clients
 }
 
-// A replica that was promoted is found soon, whatever the Redis client's options are.
+// The Client soon finds a replica that was promoted, whatever the options of the Redis client are.
 func TestTakesWorkSoonAfterAClustersFailover(t *testing.T) {
 	t.Parallel()
 	for name, fail := range map[string]struct {
@@ -98,7 +98,7 @@ func TestTakesWorkSoonAfterAClustersFailover(t *testing.T) {
 	}
 }
 
-// A stopped master affects no buckets on others, even if their slots are next to its own.
+// A stopped master affects no buckets on other masters, even if their slots are adjacent.
 func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)
@@ -127,7 +127,7 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 					t.Error("a take of a frozen master's bucket is answered")
 					return
 				}
-				time.Sleep(time.Millisecond) // the breaker answers at once
+				time.Sleep(time.Millisecond) // an open breaker refuses at once
 			}
 		})
 		wg.Go(func() {
@@ -145,7 +145,7 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().BreakerOpened)
 }
 
-// silentAddr returns the address of a server that neither accepts nor refuses a connection, as a host that is down.
+// silentAddr returns the address of a server that neither accepts nor refuses connections, like a host that is down.
 func silentAddr(t *testing.T) string {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	require.NoError(t, err)
@@ -164,7 +164,8 @@ func silentAddr(t *testing.T) string {
 	}
 }
 
-// The slots of a Cluster are asked of one node after the other, and a host that is down must not hold that up.
+// go-redis asks one node after the other for the slots of a Cluster. A host that is down must delay this by no more
+// than a second.
 func TestAHostThatIsDownDelaysTheSlotsByASecond(t *testing.T) {
 	t.Parallel()
 	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{silentAddr(t)}})
@@ -177,7 +178,7 @@ func TestAHostThatIsDownDelaysTheSlotsByASecond(t *testing.T) {
 	require.Less(t, time.Since(began), 5*time.Second)
 }
 
-// A server that left is forgotten with its queue, however often servers come and go.
+// A server that has left is forgotten, and so is its queue, however often servers come and go.
 func TestServersThatLeftAreForgotten(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -213,7 +214,8 @@ func TestServersThatLeftAreForgotten(t *testing.T) {
 	}
 }
 
-// Connections that the network has forgotten, as a firewall does, are given up soon, however many of them are idle.
+// If the network drops connections without an error, as a firewall may do, the Client soon gives them up, however many
+// of them are idle.
 func TestForgottenConnectionsAreGivenUpSoon(t *testing.T) {
 	t.Parallel()
 	for _, pause := range []time.Duration{time.Second, time.Millisecond} {
@@ -224,7 +226,7 @@ func TestForgottenConnectionsAreGivenUpSoon(t *testing.T) {
 			require.NoError(t, f.proxy.Delay(faultproxy.ToClient, 100*time.Millisecond, 0))
 			c := newClient(t, f.rdb, WithTimeout(time.Second))
 			var wg sync.WaitGroup
-			for range 500 { // leave idle connections
+			for range 500 { // these calls leave idle connections
 				time.Sleep(time.Millisecond)
 				wg.Go(func() { _, _ = c.Take(t.Context(), "mail", 1, slow()) })
 			}
@@ -249,7 +251,7 @@ func TestForgottenConnectionsAreGivenUpSoon(t *testing.T) {
 	}
 }
 
-// The Client opens no more connections than the Redis client would.
+// The Client opens no more connections than the options of the Redis client allow.
 func TestConnectionsAreTheUsersToBound(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]redis.Options{

@@ -18,8 +18,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// waitAgainst runs Wait for a token that is denied as often as due returns when it is due, and closes its client. A due
-// of less than 0 is never; nil ends the denials.
+// waitAgainst runs Wait for one token, and then closes its client. The server calls due for each question. If due
+// returns a time, the server denies the token, which is due after that time; a negative time means never. If due
+// returns nil, the server grants the token.
 func waitAgainst(ctx context.Context, t *testing.T, p policy.Policy,
 	due func(asked int) *time.Duration) (asked []time.Duration, err error) {
 	t.Helper()
@@ -232,7 +233,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		require.Equal(t, service{10, 10 * time.Second}, <-served)
 		time.Sleep(5 * time.Second)
 		require.Empty(t, served, "the next one wants 50")
-		cancel() // and gives its place to the next
+		cancel() // its place goes to the next waiter
 		synctest.Wait()
 		require.ElementsMatch(t, []service{{1, 15 * time.Second}, {2, 15 * time.Second}}, []service{<-served, <-served})
 		require.False(t, c.buckets.find("checkout").waited())
@@ -260,7 +261,7 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		require.ErrorIs(t, errOf(c.Wait(ctx, "checkout", 10)), ErrDeadline, "due in 11 s")
 		require.Equal(t, 1, asked)
 		var last error
-		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s: it waits in line
+		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s, so it waits in line
 		synctest.Wait()
 		require.EqualValues(t, 105, c.buckets.find("checkout").lines.Load().find("", policy.Leave{}).total)
 		require.NoError(t, c.Close(t.Context()))
@@ -312,7 +313,7 @@ func TestADenialIsRememberedUntilItsTokensAreDueOrASecond(t *testing.T) {
 	})
 }
 
-// A denial of work that has to leave tokens says nothing of work that need not.
+// A remembered denial of a take with WithLeave doesn't apply to takes that leave fewer tokens.
 func TestARememberedDenialDoesNotDenyTakesThatLeaveLess(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(map[string]policy.Policy{"checkout": hourly(10)})
@@ -369,7 +370,7 @@ func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
 			wg.Go(func() { errs[i] = errOf(c.Wait(ctx, "checkout", 2)) })
 			time.Sleep(time.Millisecond)
 		}
-		time.Sleep(12 * time.Millisecond) // the second asks for the others, too
+		time.Sleep(12 * time.Millisecond) // the second question is for the others, too
 		require.EqualValues(t, 92, inBucket(b))
 		cancel()
 		wg.Wait()
@@ -381,7 +382,7 @@ func TestACancelledFirstWaiterCancelsNoOther(t *testing.T) {
 	})
 }
 
-// A waiter that leaves while it is served gives back what came from the bucket, and nothing else.
+// If a waiter leaves while it is served, only the tokens that came from the bucket are given back.
 func TestACancelledWaiterReturnsOnlyTokensThatCameFromTheBucket(t *testing.T) {
 	for name, mode := range map[string]struct {
 		change func(*policy.Policy)
@@ -422,8 +423,8 @@ func TestACancelledWaiterReturnsOnlyTokensThatCameFromTheBucket(t *testing.T) {
 	}
 }
 
-// While a line waits that the bucket has said no to, takes that leave as much overtake it with no more than half of
-// what is refilled.
+// While a line waits that the bucket has denied, takes that leave as much as the line may overtake it. They get at most
+// half of the refilled tokens.
 func TestTakesQueueBehindWaiters(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
@@ -457,7 +458,7 @@ func TestTakesQueueBehindWaiters(t *testing.T) {
 	})
 }
 
-// A line goes before takes and lines that leave more than it does: batch work doesn't starve waiters.
+// A line is served before takes and lines that leave more. So batch work doesn't starve waiters.
 func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 	p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
 	for name, batch := range map[string]func(ctx context.Context, c *Client) error{
@@ -477,7 +478,7 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
 				defer repeatedly(func() { require.NoError(t, batch(t.Context(), c)) })()
-				time.Sleep(3 * time.Second) // the bucket holds what batch work leaves
+				time.Sleep(3 * time.Second) // the bucket holds the tokens that batch work leaves
 				ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 				defer cancel()
 				began := time.Now()
@@ -488,7 +489,7 @@ func TestTakesThatLeaveMoreQueueBehindWaiters(t *testing.T) {
 	}
 }
 
-// A waiter that leaves less does not wait for one that came before it and leaves half of the bucket.
+// A waiter that leaves less does not wait behind an earlier waiter that leaves half of the bucket.
 func TestAnUrgentWaiterIsServedBeforeOneThatLeavesMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
@@ -504,7 +505,7 @@ func TestAnUrgentWaiterIsServedBeforeOneThatLeavesMore(t *testing.T) {
 	})
 }
 
-// repeatedly does something again and again, until stop is called, which waits for it.
+// repeatedly calls do again and again, until stop is called. stop waits for the last call.
 func repeatedly(do func()) (stop func()) {
 	var over atomic.Bool
 	var wg sync.WaitGroup
@@ -519,13 +520,13 @@ func repeatedly(do func()) (stop func()) {
 	}
 }
 
-// A number of tokens to be left can also be given in percent: lines that leave the same number don't wait for each
-// other.
+// The tokens to leave can be given as a number or in percent. Lines that leave the same number in both ways don't wait
+// for each other.
 func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := policy.Policy{Capacity: 100, Rate: policy.PerSecond(10), Interval: 100 * time.Millisecond, Initial: new(int64)}
 		c := newClient(t, newFake(map[string]policy.Policy{"checkout": p}))
-		defer repeatedly(func() { // so that the bucket is refilled
+		defer repeatedly(func() { // these calls make the fake server refill the bucket
 			time.Sleep(50 * time.Millisecond)
 			_, _ = c.Take(t.Context(), "checkout", 1, WithLeavePercent(100))
 		})()
@@ -543,7 +544,7 @@ func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 	})
 }
 
-// A line of takes that leave more goes on as soon as the one before it ends.
+// A line that leaves more is served as soon as the line before it ends.
 func TestALineBehindAnotherIsServedAfterIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := hourly(100)
@@ -653,7 +654,7 @@ func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
 	require.Less(t, time.Since(began), patience/2)
 }
 
-// A process that was stopped when the time of a waiter ended reads the reply first, which came meanwhile.
+// If the process was stopped when a waiter's timeout passed, it first reads the reply that came meanwhile.
 func TestAWaiterGetsTheTimeForWhichItsProcessWasStopped(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := newFake(map[string]policy.Policy{"checkout": hourly(5)})
@@ -674,7 +675,7 @@ func TestAWaiterGetsTheTimeForWhichItsProcessWasStopped(t *testing.T) {
 }
 
 func TestTokensForAWaiterWhoseTimeIsOverGoBack(t *testing.T) {
-	for _, later := range []bool{false, true} { // the bucket begins anew before they do
+	for _, later := range []bool{false, true} { // later: the bucket begins a new era before they go back
 		t.Run(fmt.Sprint("later era ", later), func(t *testing.T) { testTokensForAWaiterGoBack(t, later) })
 	}
 }
