@@ -29,7 +29,7 @@ func TestRefillsOfAShardAgreeWithTheModel(t *testing.T) {
 	withEmbedded(t, agreeOnShard)
 }
 
-// ofHistory draws the terms of a template, mostly.
+// ofHistory draws terms, in most cases those of a template.
 func ofHistory(h *buckettest.History) policy.Terms {
 	t := h.Terms()
 	t.Template = !t.Pool && t.Kind == policy.Smooth
@@ -112,7 +112,7 @@ func agreeOnShard(t *testing.T, rdb *redis.Client) {
 	require.NotZero(t, stayed)
 }
 
-// On one Redis and on a Cluster alike.
+// onBoth runs a test on a single Redis and on a Cluster.
 func onBoth(t *testing.T, test func(t *testing.T, rdb redis.UniversalClient)) {
 	t.Helper()
 	t.Parallel()
@@ -133,7 +133,7 @@ func takeUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	return r.OK
 }
 
-// refillUser refills a user's bucket as a caller that first has to read its index.
+// refillUser refills a user's bucket, as a caller does that doesn't know its index.
 func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string,
 	terms policy.Terms) lua.RefillResult {
 	t.Helper()
@@ -146,7 +146,7 @@ func refillUser(ctx context.Context, t testing.TB, rdb redis.UniversalClient, ke
 	return r
 }
 
-// rewind makes a bucket's last refill so much earlier.
+// rewind makes a bucket's last refill earlier.
 func rewind(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, by time.Duration) {
 	t.Helper()
 	b := loadHeld(ctx, t, rdb, key)
@@ -158,7 +158,7 @@ func rewind(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key st
 	}
 }
 
-// forgetHeld has the bucket know of no reservation or lease.
+// forgetHeld removes what the bucket's state counts of reservations and leases.
 func forgetHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string) {
 	t.Helper()
 	control := lua.ControlKey(key)
@@ -245,7 +245,7 @@ func TestABucketWithAReservationStaysInTheActiveSet(t *testing.T) {
 		require.EqualValues(t, 60, *loadHeld(ctx, t, rdb, "user:1").Tokens)
 		_, err = lua.Settle(ctx, rdb, "user:1", "r", 5)
 		require.NoError(t, err)
-		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1"), lua.DueKey("user:1")).Err()) // what is remembered for a minute
+		require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("user:1"), lua.DueKey("user:1")).Err()) // the remembered records
 		forgetHeld(ctx, t, rdb, "user:1")
 		rewind(ctx, t, rdb, "user:1", 5*time.Second)
 		require.True(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)
@@ -296,7 +296,7 @@ func TestARefillGivesABucketANewExpiryAndCountsIt(t *testing.T) {
 	})
 }
 
-// A bucket that was drained under a faster rate lives on until it can have been filled under the slower one.
+// A bucket that was drained under a faster rate lives until it could have been filled under the slower rate.
 func TestARefillThatSwitchesToASlowerRateGivesABucketALongerLife(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()
@@ -337,7 +337,7 @@ func (before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	return next
 }
 
-// On a Cluster a bucket is filled and leaves in two steps.
+// On a Cluster a bucket is filled and then leaves the active set, in two steps.
 func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	t.Parallel()
 	ctx, c := t.Context(), testenv.Cluster(t)
@@ -427,7 +427,8 @@ func TestActiveBucketsAreListedWithFewCommands(t *testing.T) {
 	})
 }
 
-// The set that names move to lives as long as the one that they were in, and what can't be moved stays where it is.
+// The set to which names move lives as long as the set in which they were. Names that can't be moved stay where they
+// are.
 func TestNamesMoveBetweenShardsOfOneNumber(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx := t.Context()

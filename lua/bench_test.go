@@ -93,7 +93,7 @@ func BenchmarkRefillBatch(b *testing.B) {
 	}
 }
 
-// BenchmarkTake compares a take that fits with the least a script can do.
+// BenchmarkTake compares a take that fits with a script that does next to nothing.
 func BenchmarkTake(b *testing.B) {
 	const pipelined = 100
 	setup := func(b *testing.B) (context.Context, *redis.Client) {
@@ -124,7 +124,7 @@ func BenchmarkTake(b *testing.B) {
 			}
 		})
 	})
-	// Pipelined, the server's work weighs more than the round trip.
+	// In a pipeline, the server's work takes more time than the round trip.
 	for _, c := range []struct {
 		name  string
 		words []any

@@ -36,7 +36,7 @@ func budgets(t testing.TB, version int64, p policy.Policy, maxKeys int64) *lua.T
 	return lua.NewTemplate(set.Of("t:"), false)
 }
 
-// world is an embedded store whose clock a test sets, and whose keys expire by it.
+// world is an embedded store. A test sets its clock, and its keys expire by that clock.
 type world struct {
 	testing.TB
 	*miniredis.Miniredis
@@ -77,7 +77,8 @@ func (w *world) take(template *lua.Template, key string, n int64) lua.TakesReply
 	return r
 }
 
-// Numbers by hand: a budget of 100 is drained, and tried a moment before each step and at it.
+// The numbers are worked out by hand. A budget of 100 is drained. Then a take is tried a moment before each step, and
+// at the step.
 func TestABudgetIsCreditedOnceAtEachStepOfItsCalendar(t *testing.T) {
 	t.Parallel()
 	for _, c := range []struct {
@@ -132,8 +133,8 @@ func TestABudgetThatMissedStepsIsCreditedAllOfThem(t *testing.T) {
 	require.EqualValues(t, 100-1, w.take(template, "t:a", 1).Remaining, "it is full")
 }
 
-// A call sends the three latest steps of 60 for a budget of 100, which suffice without debt. Four steps pay 100 of debt
-// and fill it.
+// For a budget of 100, a call sends the three latest steps of 60 each. These suffice if the budget has no debt. Four
+// steps are needed to pay a debt of 100 and fill the budget.
 func TestABudgetInDebtThatMissedStepsIsCreditedAllOfThem(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
@@ -178,7 +179,7 @@ func TestABudgetsClockGoesBackAndForward(t *testing.T) {
 	require.False(t, w.take(template, "t:a", 1).OK)
 	w.at("2026-02-01T00:00:01Z")
 	require.False(t, w.take(template, "t:a", 1).OK, "February came before")
-	w.SetTime(time.Date(2027, 6, 15, 0, 0, 0, 0, time.UTC)) // and the keys do not expire
+	w.SetTime(time.Date(2027, 6, 15, 0, 0, 0, 0, time.UTC)) // SetTime, so that the keys do not expire
 	require.True(t, w.take(template, "t:a", 100).OK)
 	w.at("2026-02-15T00:00:00Z")
 	require.False(t, w.take(template, "t:a", 1).OK)
@@ -189,7 +190,7 @@ func TestABudgetsClockGoesBackAndForward(t *testing.T) {
 	require.False(t, w.take(template, "t:a", 1).OK)
 }
 
-// Two programs know different rules of the zone: for one the period begins an hour later.
+// Two programs have different rules of the same time zone. For one of them the period begins an hour later.
 func TestProgramsWithOtherDataOfAZoneCreditAPeriodOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-15T00:00:00Z")
@@ -216,7 +217,7 @@ func TestProgramsWithOtherDataOfAZoneCreditAPeriodOnce(t *testing.T) {
 	require.False(t, w.take(second, "t:a", 1).OK)
 }
 
-// side is one of two buckets with the same schedule: a configured one that is refilled at each step, or a budget.
+// side is one of two buckets with the same schedule: a configured bucket that is refilled at each step, or a budget.
 type side struct {
 	key      string
 	template *lua.Template // nil: configured
@@ -226,7 +227,7 @@ type side struct {
 	step     int64
 }
 
-// refill does what refillers do: it credits each step that is due.
+// refill credits each step that is due, as refillers do.
 func (s *side) refill(w *world) {
 	w.Helper()
 	for range 50 {
@@ -248,7 +249,7 @@ func (s *side) refill(w *world) {
 	w.Fatal("a refiller has no end")
 }
 
-// sweepAll ends what has run out, as refillers do.
+// sweepAll ends reservations and leases whose time is over, as refillers do.
 func sweepAll(w *world, key string) error {
 	err := lua.SweepOne(context.Background(), w.rdb, key, 1000)
 	if errors.Is(err, lua.ErrUnknownBucket) {
@@ -267,14 +268,14 @@ func (s *side) open(w *world) {
 	require.NoError(w, err)
 }
 
-// do makes call number op with n tokens, of a budget or of a bucket that was just refilled. It returns all that the
-// reply shows.
+// do makes call number op with n tokens, for a budget or for a bucket that was just refilled. It returns the contents
+// of the reply.
 func (s *side) do(w *world, op, n int64, id string) string {
 	w.Helper()
 	ctx := context.Background()
 	if op < 3 {
 		if s.template != nil {
-			require.NoError(w, sweepAll(w, s.key)) // a take shows what is left before it ends what it doesn't need
+			require.NoError(w, sweepAll(w, s.key)) // a take that has enough tokens doesn't end expired records first
 		}
 		r := w.take(s.template, s.key, n)
 		wait := time.Duration(0)
@@ -310,8 +311,9 @@ func (s *side) do(w *world, op, n int64, id string) string {
 	}
 }
 
-// A schedule means the same in a template as in a bucket, whose refiller never rests: random histories of takes,
-// reservations with debt, settlements, returns, grants, resets and policies that change, over steps and missed steps.
+// A schedule has the same meaning in a template as in a configured bucket that is refilled all the time. The test
+// compares both in random histories of takes, reservations with debt, settlements, returns, grants, resets and changes
+// of the policy. Time passes over steps, and over several steps at once.
 func TestAScheduleInATemplateMeansTheSameAsInABucket(t *testing.T) {
 	t.Parallel()
 	schedules := []policy.Steps{policy.Every(time.Hour), policy.Every(7 * time.Hour),
@@ -350,7 +352,7 @@ func TestAScheduleInATemplateMeansTheSameAsInABucket(t *testing.T) {
 			w.SetTime(to)
 			bucket.refill(w)
 			if !expires && r.IntN(15) == 0 {
-				budget.open(w) // of a former schedule one step at most is known when another begins
+				budget.open(w) // when another schedule begins, the script knows at most one step of the former schedule
 				version++
 				p = draw()
 				put()
@@ -363,7 +365,7 @@ func TestAScheduleInATemplateMeansTheSameAsInABucket(t *testing.T) {
 				held, ends = id, w.now.Add(time.Hour)
 			case op == 4 && w.now.Before(ends):
 				id = held
-			case op == 4: // how long it is remembered depends on when it was swept
+			case op == 4: // its record's life depends on when it was swept
 				continue
 			}
 			want, got := bucket.do(w, op, n, id), budget.do(w, op, n, id)
@@ -373,8 +375,8 @@ func TestAScheduleInATemplateMeansTheSameAsInABucket(t *testing.T) {
 	}
 }
 
-// The clock goes forward and back. No step is credited twice while it goes back by less than a period; and otherwise
-// only the steps that it passes again.
+// The clock goes forward and back. While it goes back by less than a period, no step is credited twice. If it goes back
+// further, only the steps that it passes again are credited twice.
 func TestABudgetNeverHasTwoPeriodsAtOnce(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(60) {
@@ -398,7 +400,7 @@ func TestABudgetNeverHasTwoPeriodsAtOnce(t *testing.T) {
 			}
 			steps += max(0, to.Unix()/3600-from.Unix()/3600)
 			w.now = to
-			w.SetTime(to) // without expiry, which the clock's steps would falsify
+			w.SetTime(to) // not w.set, so that no key expires because of the changed clock
 			if to.After(highest) {
 				highest = to
 			}
@@ -412,7 +414,7 @@ func TestABudgetNeverHasTwoPeriodsAtOnce(t *testing.T) {
 	}
 }
 
-// A real server passes steps of two seconds.
+// This test uses a real server, and steps of two seconds.
 func TestABudgetIsCreditedByTheServersClock(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
@@ -448,7 +450,7 @@ func TestABoundedTemplateOfBudgetsHasNoMoreKeys(t *testing.T) {
 	require.False(t, w.Exists("t:b"))
 }
 
-// What has run out in a budget is ended by the take that lacks it.
+// If a budget has too few tokens for a take, the take ends the reservations whose time is over.
 func TestATakeEndsWhatHasRunOutInABudget(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-10T00:00:00Z")

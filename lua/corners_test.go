@@ -15,14 +15,14 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// hourly is a quota of 1000 tokens an hour, of a bucket that holds 5000.
+// hourly has the terms of a bucket of 5000 tokens that gets 1000 tokens each hour.
 var hourly = policy.Policy{Capacity: 5000, Steps: policy.Every(time.Hour),
 	StepTokens: 1000}.Terms(policy.Fence{Epoch: 7})
 
 const anHour = int64(3_600_000_000)
 
-// An hourly quota whose server's clock is 30 days ahead for a moment. Nothing is credited in advance, and after at most
-// one hour the quota goes on: of 12 steps that fall due afterwards 11 at least are credited.
+// The server's clock is 30 days ahead for a moment. No step of an hourly schedule is credited in advance, and after at
+// most one hour steps are credited again: at least 11 of the next 12 steps.
 func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -62,9 +62,9 @@ func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
 	require.LessOrEqual(t, credited, int64(12*1000))
 }
 
-// A bucket's hourly quota begins while the server's clock is 30 days ahead, and that of the replica isn't. It is a
-// replica with an older file, which knows of no quota, that finds the clock right again. The quota goes on all the
-// same: of 12 steps that fall due, 11 at least are credited, and no more than 12.
+// A bucket's hourly schedule begins while the server's clock is 30 days ahead, and the replica's clock is right. The
+// first refill after the server's clock is right again comes from a replica with an older file, which has no schedule.
+// Nevertheless at least 11 of the next 12 steps are credited, and no more than 12.
 func TestAScheduleThatBeganUnderAClockAheadGoesOn(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -105,8 +105,8 @@ func TestAScheduleThatBeganUnderAClockAheadGoesOn(t *testing.T) {
 	require.LessOrEqual(t, credited, int64(12*1000))
 }
 
-// Of an hourly quota 1000 are taken, and then the server comes back as it was before the hour began: the step that it
-// forgot is not credited again.
+// A step of 1000 tokens is credited, and the tokens are taken. Then the server comes back with the state from before
+// that step. The step that it forgot is not credited again.
 func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -146,8 +146,8 @@ func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 	require.EqualValues(t, 1000, o.Added, "the next one is")
 }
 
-// A key of a template becomes a configured bucket: it lives on, even if callers still take from it as from the
-// template's.
+// A bucket of a template becomes a configured bucket. Then it never expires, even if callers still take from it as from
+// the template's bucket.
 func TestATemplatesKeyThatIsConfiguredNeverExpires(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTemplatesKeyThatIsConfiguredNeverExpires)
@@ -241,9 +241,9 @@ func TestAnEraNeverFallsOverAnExpiry(t *testing.T) {
 	rises("created again")
 }
 
-// The clock was an hour ahead, so a new era can't be the present. A bucket begins one because of a rollback, 30 tokens
-// are taken, it is deleted, and a replica that knows of the era before creates it anew: that is a third era. Nothing of
-// the second comes back to it.
+// The clock was an hour ahead, so a new era can't be the present time. A bucket begins a second era because of a
+// rollback, 30 tokens are taken, and the bucket is deleted. Then a replica that remembers the first era creates the
+// bucket anew. This begins a third era, to which no tokens of the second era are returned.
 func TestErasOfTwoHistoriesDifferThoughBothFollowTheSameOne(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -273,7 +273,8 @@ func TestErasOfTwoHistoriesDifferThoughBothFollowTheSameOne(t *testing.T) {
 	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
 }
 
-// A take that is denied of a bucket that lost its tokens leaves nothing there, so on_loss still counts: 1000 come back.
+// A bucket has lost its tokens. A denied take does not create their key, so the next refill adds the 1000 tokens of
+// on_loss.
 func TestADeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aDeniedTakeOfABucketThatLostItsTokensLeavesNothing)
@@ -293,7 +294,7 @@ func aDeniedTakeOfABucketThatLostItsTokensLeavesNothing(t *testing.T, rdb *redis
 	require.EqualValues(t, 1000, o.Tokens)
 }
 
-// Nor do tokens that come back to it.
+// Neither do tokens that are given back create the key of lost tokens.
 func TestNothingComesBackToABucketThatLostItsTokens(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, nothingComesBackToABucketThatLostItsTokens)
@@ -327,8 +328,9 @@ func nothingComesBackToABucketThatLostItsTokens(t *testing.T, rdb *redis.Client)
 	require.EqualValues(t, 1000, o.Tokens)
 }
 
-// A template's bucket of 60 with on_loss full lost K. Whatever comes back to it, K is missing or expires with the other
-// keys, and the next refill fills the bucket. An operator's tokens are added to what on_loss says.
+// A template's bucket of 60 tokens with on_loss full has lost K. After any call that gives tokens back, K is missing or
+// expires with the other keys, and the next refill fills the bucket. A grant first restores the tokens of on_loss, and
+// then adds its own.
 func TestTheLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, theLossOfTokensIsNotHiddenByWhatComesBack)
@@ -391,7 +393,7 @@ func theLossOfTokensIsNotHiddenByWhatComesBack(t *testing.T, rdb *redis.Client) 
 	}
 }
 
-// What operators set in a template's bucket that lost a key expires with its other keys.
+// A template's bucket has lost a key. If an operator's call creates the key again, it expires with the other keys.
 func TestWhatOperatorsSetExpiresWithTheBucket(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, whatOperatorsSetExpiresWithTheBucket)
@@ -417,7 +419,7 @@ func whatOperatorsSetExpiresWithTheBucket(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// The set of a template's buckets alive is no key of any bucket.
+// The key of the set of a template's buckets alive can't be the key of a bucket.
 func TestTheBucketsAliveAreCountedUnderNoBucketsKey(t *testing.T) {
 	t.Parallel()
 	for _, prefix := range []string{"", "user:", "a:*:b"} {
@@ -428,7 +430,7 @@ func TestTheBucketsAliveAreCountedUnderNoBucketsKey(t *testing.T) {
 	}
 }
 
-// fetchToken and addToken are the two scripts of a client that knows two keys alone.
+// fetchToken and addToken do what the two scripts of a client do that uses only two keys.
 func fetchToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string) bool {
 	t.Helper()
 	left, err := rdb.Decr(ctx, key).Result()
@@ -452,7 +454,8 @@ func addToken(ctx context.Context, t testing.TB, rdb *redis.Client, key string, 
 	}
 }
 
-// Plain clients on a template's key: no refiller refills for them, and nothing is minted when an SDK consumer comes.
+// Plain clients use a template's key. No refiller refills it for them, and no token is minted when a consumer with the
+// SDK uses it, too.
 func TestPlainClientsOnATemplatesKeyMintNothing(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, plainClientsOnATemplatesKeyMintNothing)
@@ -474,12 +477,13 @@ func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
 			require.Positive(t, rdb.PTTL(ctx, k).Val(), "%s: %s", what, k)
 		}
 	}
-	// A fetch of a key that isn't there leaves an empty one; the next take of ours makes a bucket of it.
+	// A plain fetch of a missing key leaves an empty key. The next take of a consumer creates a bucket there.
 	require.False(t, fetchToken(ctx, t, rdb, "user:1"))
 	require.EqualValues(t, 10, take(10))
 	expiring("created")
 
-	// It has been full for long; they fetch 60 at once, and ours come: 60 and not 65, whatever time has passed.
+	// The bucket has been full for a long time. Plain clients fetch as many tokens as they can, and then consumers take.
+	// Together they get 60 tokens and not 65, however much time has passed.
 	require.NoError(t, rdb.Set(ctx, "user:1", 60, redis.KeepTTL).Err())
 	rewind(ctx, t, rdb, "user:1", 20*time.Second)
 	require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1"))).Err())
@@ -493,7 +497,7 @@ func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
 	r := refillUser(ctx, t, rdb, "user:1", userTerms)
 	require.LessOrEqual(t, r.Added, int64(1), "that it was full is not credited")
 
-	// An add with SET drops the expiry; the bucket has it again with the next one.
+	// An add with SET drops the expiry of K. When a consumer adopts the bucket, K expires again.
 	index, err := strconv.ParseInt(rdb.Get(ctx, "{user:1}").Val(), 10, 64)
 	require.NoError(t, err)
 	addToken(ctx, t, rdb, "user:1", 100, 60, index)
@@ -503,8 +507,8 @@ func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
 	expiring("adopted")
 }
 
-// A program with plain commands leaves -1 for a moment, where a try failed, and makes that 0 again. A bucket that
-// begins anew in between has no token for it.
+// If a try of a plain client fails, it leaves -1 for a moment, and then sets that to 0 again. A bucket that is created
+// in between has one token less until then.
 func TestATryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTryOfAPlainClientIsUndoneInABucketThatBeganAnew)
@@ -550,7 +554,7 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 		undone(key, 0)
 	}
 
-	// What an operator sets doesn't grow by what is undone afterwards.
+	// After an operator's reset, a try that is undone does not increase the tokens beyond the requested number.
 	for key, reset := range map[string]struct{ to, want int64 }{"reset": {40, 40}, "filled": {-1, 100}} {
 		_, err := lua.Refill(ctx, rdb, key, policy.Call{Terms: &terms, Create: policy.CreateInitial})
 		require.NoError(t, err)
@@ -561,14 +565,15 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 		undone(key, reset.want)
 	}
 
-	// A template's key where no bucket is: it begins with its 60, of which 10 are taken and one is being undone.
+	// A template's bucket is missing. It begins with 60 tokens, less one for the try. Of these 10 are taken, and the try
+	// is undone.
 	try("user:1")
 	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(10), false, false)
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	undone("user:1", 50)
 
-	// One of which the index is left holds nothing.
+	// A bucket that has only its index left has no tokens.
 	require.NoError(t, rdb.Set(ctx, "{user:2}", 7, 0).Err())
 	try("user:2")
 	r, err = takeTemplate(ctx, rdb, "user:2", user(), one(1), false, false)
@@ -577,8 +582,8 @@ func aTryOfAPlainClientIsUndoneInABucketThatBeganAnew(t *testing.T, rdb *redis.C
 	undone("user:2", 0)
 }
 
-// If K alone is evicted from a bucket with on_loss full, a refill brings the capacity. A plain client that comes before
-// it leaves an empty K, as a drained bucket does: nothing is minted.
+// If only K of a bucket with on_loss full is evicted, the next refill fills the bucket. If a plain client tries to take
+// before that refill, it leaves an empty K, like that of a drained bucket. Then the refill adds nothing.
 func TestATryBeforeTheRefillOfAnEvictedKeyEmptiesIt(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aTryBeforeTheRefillOfAnEvictedKeyEmptiesIt)
@@ -605,8 +610,8 @@ func aTryBeforeTheRefillOfAnEvictedKeyEmptiesIt(t *testing.T, rdb *redis.Client)
 	}
 }
 
-// A plain adder that took its only try back leaves an index of 0. Alone, or with no tokens, that is no bucket: one
-// begins with what its policy says, and the index counts from 1.
+// A plain adder that undid its only try leaves an index of 0. Such an index, without tokens or with 0 tokens, is no
+// bucket. A new bucket there begins with the tokens of its policy and with index 1.
 func TestAnIndexOfZeroAloneIsNoBucket(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, anIndexOfZeroAloneIsNoBucket)
@@ -641,8 +646,8 @@ func anIndexOfZeroAloneIsNoBucket(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// Five plain clients have failed and are about to undo it, as something fills the bucket: once they have, it holds what
-// it may, and no more.
+// Five tries of plain clients have failed and are about to be undone when a call fills the bucket. After they are
+// undone, the bucket is exactly full.
 func TestWhatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, whatPlainClientsAreAboutToUndoIsNoRoom)
@@ -688,8 +693,8 @@ func whatPlainClientsAreAboutToUndoIsNoRoom(t *testing.T, rdb *redis.Client) {
 	undone("returned", 100)
 }
 
-// Eviction takes single keys. One that a refill or a take makes anew expires with the others, and so is neither left
-// over nor taken for a foreign client's bucket later.
+// Redis evicts single keys. If a refill or a take creates such a key again, it expires with the other keys. Otherwise
+// it would remain, and count as a foreign client's bucket later.
 func TestAKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aKeyThatWasLostAloneExpiresWithTheOthers)
@@ -720,13 +725,13 @@ func aKeyThatWasLostAloneExpiresWithTheOthers(t *testing.T, rdb *redis.Client) {
 		require.EqualValues(t, 1, rdb.Exists(ctx, lost).Val())
 		expireTogether("lost " + lost + ", refilled")
 	}
-	require.NoError(t, rdb.Persist(ctx, "user:1").Err()) // as SET of a plain client does
+	require.NoError(t, rdb.Persist(ctx, "user:1").Err()) // as a SET of a plain client does
 	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(1), true, false)
 	require.NoError(t, err)
 	expireTogether("taken")
 }
 
-// A foreign client's key that expires becomes a configured bucket, which doesn't.
+// A foreign client's key that has an expiry becomes a configured bucket, which has none.
 func TestABucketThatIsAdoptedNeverExpires(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aBucketThatIsAdoptedNeverExpires)
@@ -747,8 +752,8 @@ func aBucketThatIsAdoptedNeverExpires(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// An override is for keys of a template: a bucket that is configured by itself or a pool's stays under its own policy,
-// though a template matches its key, and doesn't expire.
+// Overrides are only for buckets of templates. A bucket that is configured, or a pool's, keeps its own policy even if a
+// template matches its key, and it doesn't expire.
 func TestAnOverrideIsForBucketsOfATemplateAlone(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, anOverrideIsForBucketsOfATemplateAlone)
@@ -781,7 +786,8 @@ func anOverrideIsForBucketsOfATemplateAlone(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// A step was credited, the clock steps back to just before it, and the bucket is reset: the step isn't due again.
+// A step was credited, the clock steps back to just before it, and the bucket is reset. Then the step does not fall due
+// again.
 func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -797,8 +803,8 @@ func TestAResetKeepsAStepThatWasCreditedBeforeTheClockSteppedBack(t *testing.T) 
 	require.Equal(t, credited, load(ctx, t, rdb, "quota").Control.Step)
 }
 
-// The clock went back by an hour. A denial before the next refill gives the wait from the present on: that refill
-// begins a new era now, and the one after it brings the token.
+// The clock went back by an hour. A take that is denied before the next refill gets a wait that counts from the
+// present. The next refill begins a new era, and the refill after it adds the token.
 func TestADenialAfterTheClockWentBackWaitsFromThePresent(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// LazySHA returns the name of a script, for measurements of the server's part alone.
+// LazySHA returns the hash of the lazy script, for measurements that call it without this package.
 func LazySHA() string { return lazyScript.sha }
 
 // TakesWords returns the words of a call of takes.
@@ -32,7 +32,7 @@ func TakesWords(takes ...Takes) []any {
 	return call.words
 }
 
-// answering is a client that answers every command with a value.
+// answering is a client that replies to every command with a value or an error.
 type answering struct {
 	value any
 	err   error
@@ -53,7 +53,7 @@ func (a answering) Process(_ context.Context, cmd redis.Cmder) error {
 	return a.err
 }
 
-// integers reads a list of nothing but integers.
+// integers reads a list of integers.
 func integers(v any) ([]int64, error) {
 	list, ok := v.([]any)
 	if !ok {
@@ -69,7 +69,7 @@ func integers(v any) ([]int64, error) {
 	return values, nil
 }
 
-// calls are the functions that decode a reply, each with one that it accepts.
+// calls has the functions that decode a reply, each with a reply that it accepts.
 var calls = map[string]struct {
 	good any
 	call func(context.Context, Client) (any, error)
@@ -117,7 +117,7 @@ func takesOf(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 	return replies[0], replies[0].Err
 }
 
-// takesReply returns the reply about one bucket that was asked whole: what follows the expiry.
+// takesReply returns the reply to a Whole call for one bucket. rest has the values after the expiry.
 func takesReply(rest ...int64) []any {
 	values := []any{int64(1_000), int64(codeDone), int64(5), int64(1), int64(2), int64(900), int64(0)}
 	for _, n := range rest {
@@ -133,7 +133,7 @@ func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
 			t.Parallel()
 			_, err := f.call(t.Context(), answering{value: f.good})
 			require.NoError(t, err)
-			if name == "TakesAlone" { // any single number is an answer
+			if name == "TakesAlone" { // any single number is a valid reply
 				return
 			}
 			bad := []any{nil, "OK", 1.5, []any{}, []any{nil}, []any{"1"}, []any{int64(99)}, []any{int64(-1)}, []any{int64(3)},
@@ -269,7 +269,7 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 			most = `KEYS\[[6-9]`
 		case "takeonce": // with two keys of flows
 			most = `KEYS\[[6-9]`
-		case "reserve", "settle", "lease": // with two keys of what is outstanding, and two of flows
+		case "reserve", "settle", "lease": // with two keys of reservations and leases, and two of flows
 			most = `KEYS\[[8-9]`
 		}
 		require.NotRegexp(t, regexp.MustCompile(most), string(source),
@@ -287,7 +287,7 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 	}
 }
 
-// What several scripts need is in shared, with the formats of what they store.
+// The pieces that several scripts include are in shared. They describe the formats that the scripts store.
 func TestSharedPiecesSayWhatTheyAre(t *testing.T) {
 	t.Parallel()
 	entries, err := files.ReadDir("shared")

@@ -24,7 +24,7 @@ func strictTerms() policy.Terms {
 	return p.Terms(policy.Fence{Epoch: 1})
 }
 
-// idle lets a bucket be refilled after so long a time that it would be full, and returns the tokens then held.
+// idle refills a bucket after a time that is long enough to fill it, and returns the tokens then held.
 func idle(ctx context.Context, t testing.TB, rdb *redis.Client, key string) int64 {
 	t.Helper()
 	p, err := lua.Peek(ctx, rdb, key, 1)
@@ -46,7 +46,7 @@ func reserve(ctx context.Context, t testing.TB, rdb *redis.Client, key, id strin
 	require.True(t, r.OK)
 }
 
-// beginAndEndALease makes a lease of one token come and go, which changes nothing.
+// beginAndEndALease makes a lease of one token and ends it. Together they change nothing.
 func beginAndEndALease(ctx context.Context, t testing.TB, rdb *redis.Client, key string) {
 	t.Helper()
 	for seq := range int64(2) {
@@ -56,7 +56,7 @@ func beginAndEndALease(ctx context.Context, t testing.TB, rdb *redis.Client, key
 	}
 }
 
-// strictBuckets are ways to come by a strict bucket of 100 tokens, in which 30 are reserved.
+// strictBuckets has functions that create a strict bucket of 100 tokens, each in another way.
 var strictBuckets = map[string]func(ctx context.Context, t testing.TB, rdb *redis.Client){
 	"configured": func(ctx context.Context, t testing.TB, rdb *redis.Client) {
 		terms := strictTerms()
@@ -72,9 +72,9 @@ var strictBuckets = map[string]func(ctx context.Context, t testing.TB, rdb *redi
 	},
 }
 
-// A strict bucket of 100 of which 30 are held loses its state, and in one case its tokens and index too. It begins
-// anew, and is refilled: what it holds and what is held never exceed 100, once the next sweep has counted, which
-// follows the refill. A bucket that kept its tokens never exceeds it at all.
+// A strict bucket of 100 tokens, 30 of them reserved, loses its state, and in one case also its tokens and index. It is
+// created anew and refilled. After the sweep that follows the refill, its tokens and the reserved tokens are never more
+// than 100 together. If the bucket kept its tokens, they are never more than 100 even before the sweep.
 func TestAStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld)
@@ -106,7 +106,7 @@ func aStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T, rdb *redis.
 	}
 }
 
-// The ends of reservations are lost, and not how much each holds: nothing is free that wasn't.
+// The ends of reservations are lost, but not their records. The reserved tokens stay reserved.
 func TestNothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, nothingIsFreeBecauseTheEndsOfReservationsAreLost)
@@ -132,8 +132,8 @@ func nothingIsFreeBecauseTheEndsOfReservationsAreLost(t *testing.T, rdb *redis.C
 	}
 }
 
-// How much each reservation holds is lost, and not when it ends. What was held counts until the last of these has
-// ended, whatever is reserved and settled beside them, and no longer.
+// The records of reservations are lost, but not their ends. The tokens of all of them count as reserved until the last
+// of these reservations has ended, and no longer. Other reservations and leases in between change nothing about that.
 func TestWhatLostReservationsHeldCountsUntilTheyEnd(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, whatLostReservationsHeldCountsUntilTheyEnd)
@@ -164,7 +164,7 @@ func whatLostReservationsHeldCountsUntilTheyEnd(t *testing.T, rdb *redis.Client)
 	}
 }
 
-// endNow makes reservations and leases end, whose records may be lost.
+// endNow sets the ends of reservations and leases to the present. Their records may be lost.
 func endNow(ctx context.Context, t testing.TB, rdb *redis.Client, key string, ids ...string) {
 	t.Helper()
 	now := serverTime(ctx, t, rdb)
@@ -182,7 +182,7 @@ func endNow(ctx context.Context, t testing.TB, rdb *redis.Client, key string, id
 	require.NoError(t, rdb.HSet(ctx, lua.ControlKey(key), "out", out).Err())
 }
 
-// books are what the holders of a bucket's tokens have, by their own account.
+// books has the tokens of a bucket that their holders have, as the holders count them.
 type books struct {
 	t       *testing.T
 	rdb     *redis.Client
@@ -191,7 +191,7 @@ type books struct {
 	version policy.Version
 	held    map[string]int64 // by the id of a reservation or lease
 	seq     map[string]int64 // of a lease's last call
-	lost    string           // the key that was lost, unless a refill or sweep has made up for it
+	lost    string           // the key that was lost, until a refill or sweep has repaired that
 }
 
 // sum returns how many tokens are held.
@@ -224,7 +224,7 @@ func (b *books) refill() {
 	}
 }
 
-// settle ends a reservation of which a part was used, or some more.
+// settle ends a reservation. The number of used tokens is random, and may exceed the reserved tokens.
 func (b *books) settle(id string) {
 	_, err := lua.Settle(b.t.Context(), b.rdb, "b", id, b.rng.Int64N(b.held[id]+3))
 	b.over(id, err)
@@ -245,7 +245,7 @@ func (b *books) lease(id string, want int64) {
 	b.over(id, err)
 }
 
-// over forgets a holding that has ended, unless the bucket's state is lost: then the holder tries again.
+// over forgets a holding that has ended. If the bucket's state is lost, over keeps it, because the holder tries again.
 func (b *books) over(id string, err error) {
 	if errors.Is(err, lua.ErrUnknownBucket) {
 		return
@@ -257,7 +257,7 @@ func (b *books) over(id string, err error) {
 	delete(b.seq, id)
 }
 
-// step does something at random.
+// step makes one random call or change.
 func (b *books) step(n int) {
 	ctx := b.t.Context()
 	ids := slices.Sorted(maps.Keys(b.held))
@@ -283,7 +283,7 @@ func (b *books) step(n int) {
 		} else {
 			b.settle(id)
 		}
-	case what == 8: // by an operator, or of tokens that were taken
+	case what == 8: // tokens from an operator, or that were taken
 		_, e1 := lua.Grant(ctx, b.rdb, "b", amount)
 		_, e2 := lua.Return(ctx, b.rdb, "b", amount, 0)
 		err = errors.Join(e1, e2)
@@ -306,8 +306,9 @@ func (b *books) step(n int) {
 	}
 }
 
-// Whatever is taken, held and given back, whichever key is evicted alone, and wherever the capacity goes: a strict
-// bucket and its holders never have more than the capacity, by the holders' own account. In the end all of it is there.
+// A strict bucket and its holders together never have more tokens than the capacity, as the holders count them. This
+// holds for random calls, evictions of single keys, and changes of the capacity. In the end all tokens are in the
+// bucket.
 func TestAStrictBucketAndItsHoldersNeverHaveMoreThanTheCapacity(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -345,7 +346,7 @@ func TestAStrictBucketAndItsHoldersNeverHaveMoreThanTheCapacity(t *testing.T) {
 	}
 }
 
-// sweptAfter sweeps a bucket as a refiller does: after a refill that wrote and said that records are due.
+// sweptAfter sweeps a bucket as a refiller does: after a refill that wrote and whose reply shows that records are due.
 func sweptAfter(ctx context.Context, t testing.TB, rdb *redis.Client, key string, o policy.Outcome) lua.SweepResult {
 	t.Helper()
 	require.True(t, o.Status.Wrote())
@@ -356,8 +357,9 @@ func sweptAfter(ctx context.Context, t testing.TB, rdb *redis.Client, key string
 	return r
 }
 
-// A bucket of 100, of which 30 are reserved, loses its state, and in one case its tokens and index too. It begins anew,
-// is full, and becomes strict: no refill adds a token before the sweep that follows, which leaves 70.
+// A bucket of 100 tokens, 30 of them reserved, loses its state, and in one case also its tokens and index. It is
+// created anew, and then its policy becomes strict. No refill adds a token before the next sweep. The sweep leaves 70
+// tokens.
 func TestABucketThatBecomesStrictCountsWhatWasHeldBeforeItBegan(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -384,7 +386,7 @@ func TestABucketThatBecomesStrictCountsWhatWasHeldBeforeItBegan(t *testing.T) {
 	}
 	for name, way := range map[string]struct {
 		begin, turn func()
-		taken       int64 // by turn
+		taken       int64 // that turn takes
 	}{
 		"refill": {
 			func() { refill(loose, policy.CreateInitial) },
@@ -427,8 +429,9 @@ func TestABucketThatBecomesStrictCountsWhatWasHeldBeforeItBegan(t *testing.T) {
 	}
 }
 
-// A strict bucket of 100 that holds 40 loses its state, is adopted, and gets a capacity of 50 before any sweep. It
-// loses no token for what may be held; the sweep leaves room for what is.
+// A strict bucket of 100 that holds 40 tokens loses its state, is adopted, and gets a capacity of 50 before any sweep.
+// Before the sweep it loses no tokens because of reservations that may exist. The sweep then makes room for those that
+// do exist.
 func TestAStrictBucketThatIsLoweredBeforeItIsCountedLosesNothing(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -457,7 +460,7 @@ func TestAStrictBucketThatIsLoweredBeforeItIsCountedLosesNothing(t *testing.T) {
 	}
 }
 
-// The records of a bucket that isn't strict are counted, and so end, after it lost its state.
+// After a bucket that isn't strict has lost its state, its records are counted again. So they end at their time.
 func TestTheRecordsOfABucketThatLostItsStateAreDue(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, theRecordsOfABucketThatLostItsStateAreDue)
@@ -483,7 +486,8 @@ func theRecordsOfABucketThatLostItsStateAreDue(t *testing.T, rdb *redis.Client) 
 	}
 }
 
-// The record of a reservation is lost; its end is not, and is over. The id is free, and what it reserves then stays.
+// The record of a reservation is lost, but not its end, which is over. So its id may be used again. A new reservation
+// under that id stays.
 func TestAReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aReservationUnderTheIDOfALostOneThatEndedIsHeld)
@@ -508,9 +512,9 @@ func aReservationUnderTheIDOfALostOneThatEndedIsHeld(t *testing.T, rdb *redis.Cl
 	}
 }
 
-// A template's bucket loses its state soon after its capacity was lowered from 600 to 60, and with it the instant of
-// that. Consumers may still believe in 600, and take from it without putting it in the active set. So it is in the set
-// for a while after it is adopted, although it is full.
+// A template's bucket loses its state soon after its capacity was lowered from 600 to 60. So the instant of that change
+// is lost, too. Consumers may still use the capacity 600, and take from the bucket without putting it into the active
+// set. So after its adoption the bucket stays in the set for a while, although it is full.
 func TestABucketThatIsAdoptedStaysInTheActiveSetForAWhile(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aBucketThatIsAdoptedStaysInTheActiveSetForAWhile)

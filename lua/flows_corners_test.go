@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// listing returns a plan with flow a, which has the right to 5 tokens, and a floor of 50.
+// listing returns a plan with a floor of 50. It lists flow a, which has the right to 5 tokens.
 func listing(index int64) policy.Plan {
 	return policy.Plan{
 		Version: policy.Version{Era: buckettest.Era, Index: index}, Whole: true, Floor: 50, Most: 5, Span: second,
@@ -50,10 +50,10 @@ func takeFor(ctx context.Context, c lua.Client, key, flow string, n int64) (lua.
 	return replies[0], replies[0].Err
 }
 
-// divide returns a flow of a bucket that is divided.
+// divide returns a Flow with Divided set.
 func divide(name string) lua.Flow { return lua.Flow{Name: name, Divided: true} }
 
-// flowOperations are the functions that call a script for flow a, and that which writes a plan.
+// flowOperations has the functions that call a script for flow a, and the function that writes a plan.
 var flowOperations = map[string]func(ctx context.Context, c lua.Client, key string) error{
 	"Takes": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := takeFor(ctx, c, key, "a", 5)
@@ -127,7 +127,7 @@ func TestAKeyOfAnotherKindIsMalformedForFlowsAndStays(t *testing.T) {
 	})
 }
 
-// A header that is too short is no plan. The next plan replaces it, whatever it was.
+// A plan whose header is too short can't be read. The next plan replaces it.
 func TestAPlanThatCanNotBeReadIsReplaced(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -184,7 +184,7 @@ func TestTakesForFlowsOfABucketWithoutState(t *testing.T) {
 	})
 }
 
-// A bucket of 100 tokens with the bound 100 isn't below it. An unknown bucket is so whatever the bound.
+// A bucket of 100 tokens isn't below a bound of 100. For an unknown bucket the bound makes no difference.
 func TestTakesForFlowsAreMadeBelowTheirBound(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -215,7 +215,7 @@ func TestTakesForFlowsAreMadeBelowTheirBound(t *testing.T) {
 	})
 }
 
-// The clock of a division whose bucket lost its tokens does not move: it served none.
+// If a bucket has lost its tokens, the clock of its division does not advance, because the bucket served no tokens.
 func TestTheClockOfABucketThatLostItsTokensIsNotAdvanced(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
@@ -234,7 +234,7 @@ func TestTheClockOfABucketThatLostItsTokensIsNotAdvanced(t *testing.T) {
 	}
 }
 
-// A stretch of time that the server's clock repeats does not count twice.
+// If the server's clock repeats a stretch of time, the stretch does not count twice.
 func TestTheClockOfADivisionGoesOnAfterThatOfTheServerWasSetBack(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
@@ -251,7 +251,7 @@ func TestTheClockOfADivisionGoesOnAfterThatOfTheServerWasSetBack(t *testing.T) {
 	}
 }
 
-// Redis passes 1000 fields to one command of a script.
+// The script writes the fields of a plan in several commands, 1000 fields in each.
 func TestAPlanOfManyFlowsReplacesAnotherOne(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -286,8 +286,8 @@ func takesFor(ctx context.Context, t testing.TB, rdb *redis.Client, key string, 
 	return replies[0]
 }
 
-// Without counts, each take counts as the first one of its flow, which is made below the floor, too. The counts of an
-// evicted key would have no expiry, so that it is not made again.
+// If the demand can't be counted, each take is treated as the first one of its flow. Such a take may use tokens of the
+// floor. An evicted key of counts is not created again, because it would have no expiry.
 func TestTakesForFlowsThatCanNotBeCountedAreMade(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -338,7 +338,8 @@ func TestTakesForFlowsOfSeveralBucketsHaveNothingInCommon(t *testing.T) {
 	})
 }
 
-// Flow a has the right to 50 tokens. 60 are there, and refills have to add 441 until one more than the floor of 500 is.
+// Flow b has the right to 50 tokens and takes them, and 10 tokens are left. Without a right it waits for the next plan,
+// because the floor of 500 is much further away.
 func TestAFlowWithoutARightWaitsForThePlanOfARefill(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
@@ -367,7 +368,7 @@ func TestAFlowWithoutARightWaitsForThePlanOfARefill(t *testing.T) {
 	require.Equal(t, []lua.RunReply{{Wait: -time.Microsecond}}, reply.Runs, "more than the capacity")
 }
 
-// The numbers of a plan are read whole if they have 16 digits.
+// The numbers of a plan may have up to 16 digits.
 func TestTheNumbersOfAPlanMayHaveSixteenDigits(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
@@ -406,7 +407,7 @@ func TestTheNumbersOfAPlanMayHaveSixteenDigits(t *testing.T) {
 	require.True(t, replies[0].OK, "flow b saved its right for four seconds, which are 40 tokens")
 }
 
-// callsFor are the calls that take 5 tokens for a flow, and return for how many of them it paid.
+// callsFor has the calls that take 5 tokens for a flow. They also return for how many of the tokens the flow paid.
 var callsFor = map[string]func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error){
 	"Takes": func(ctx context.Context, c lua.Client, key, flow string) (taken, paid int64, err error) {
 		runs := []policy.FlowRun{{Flow: flow, Run: policy.Run{N: 5, Count: 1}}}
@@ -433,7 +434,8 @@ var callsFor = map[string]func(ctx context.Context, c lua.Client, key, flow stri
 	},
 }
 
-// Flow a has the right to 5 tokens of 100, and 50 are above the floor. An unlisted flow may take 5 without a right.
+// The bucket has 100 tokens, 50 of them above the floor. Flow a has the right to 5 tokens. An unlisted flow may take 5
+// tokens without a right.
 func TestAFlowPaysOnlyWithItsRight(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -461,7 +463,8 @@ func TestAFlowPaysOnlyWithItsRight(t *testing.T) {
 	})
 }
 
-// What a request got and paid for is the answer to each further call of it, for the same flow only.
+// Each further call of a request returns what the first call got and paid for. The request id is valid only for the
+// same flow.
 func TestARequestBelongsToItsFlow(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -481,7 +484,7 @@ func TestARequestBelongsToItsFlow(t *testing.T) {
 	})
 }
 
-// The plan lists flow a and has one team. Twenty flows are counted besides, and two teams.
+// The plan lists flow a and has one team. Twenty other flows and two other teams are counted, too.
 func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -497,7 +500,7 @@ func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 		}
 		takesFor(ctx, t, rdb, "b", append(flows, "a", "planned/x")...)
 		use := rdb.HGetAll(ctx, lua.UseKey("b")).Val()
-		maps.DeleteFunc(use, func(name, _ string) bool { return strings.HasPrefix(name, "/!") }) // what was denied
+		maps.DeleteFunc(use, func(name, _ string) bool { return strings.HasPrefix(name, "/!") }) // the denied tokens
 		require.Len(t, use, 1+20+2+3, "the period's beginning, flows, teams, and those that are counted in any case: %v", use)
 		require.Equal(t, "5", use["a"])
 		require.Equal(t, "5", use["planned/"])
@@ -514,7 +517,8 @@ func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 	})
 }
 
-// The record of a block says for how many of its tokens the flow did not pay. Of a bucket without a plan, all of them.
+// The record of a block has the number of its tokens for which the flow did not pay. If the flow is not in the plan,
+// these are all of them.
 func TestABlockOfAFlowWithoutAPlanIsNotPaidFor(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -536,7 +540,7 @@ func TestABlockOfAFlowWithoutAPlanIsNotPaidFor(t *testing.T) {
 	})
 }
 
-// A table without room for an unlisted flow still limits its lease calls: the flow is counted by its team.
+// If the counts have no room for an unlisted flow, its tokens are counted for its team. So its leases are limited, too.
 func TestLeaseCallsOfAFlowThatIsNotCountedLeaveTheFloor(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {

@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// usecOf measures the server's time of calls of scripts, in µs per call.
+// usecOf measures the server's time for calls of scripts, in µs per call.
 func usecOf(ctx context.Context, t testing.TB, rdb *redis.Client, n int, call func(i int)) float64 {
 	t.Helper()
 	least := 1e18
@@ -38,7 +38,7 @@ func usecOf(ctx context.Context, t testing.TB, rdb *redis.Client, n int, call fu
 	return least
 }
 
-// flowNames are names of n flows.
+// flowNames returns the names of n flows.
 func flowNames(n int) []string {
 	names := make([]string, n)
 	for i := range names {
@@ -47,7 +47,7 @@ func flowNames(n int) []string {
 	return names
 }
 
-// divided stores a bucket with a plan that lists n flows of 1,000, each with a right.
+// divided stores a bucket with a plan that lists as many of the named flows as listed. Each of them has a right.
 func divided(ctx context.Context, t testing.TB, rdb *redis.Client, key string, names []string, listed int) policy.Plan {
 	t.Helper()
 	b := busy(serverTime(ctx, t, rdb))

@@ -34,7 +34,7 @@ func TestFlowsAndPlansAgreeWithTheModel(t *testing.T) {
 		h := &flowHistory{t: t, rdb: testenv.Redis(t).Client(), rng: rng, pass: func(time.Duration) {}}
 		h.runMany(t.Context(), 60)
 	})
-	t.Run("Embedded", func(t *testing.T) { // whose clock also passes between calls
+	t.Run("Embedded", func(t *testing.T) { // its clock also advances between calls
 		w := newWorld(t, "2026-11-26T12:00:00Z")
 		pass := func(d time.Duration) {
 			w.now = w.now.Add(d)
@@ -176,7 +176,7 @@ func (h *flowHistory) plan(ctx context.Context, where string) {
 	}
 }
 
-// price returns a random price, as its text has it.
+// price returns a random price, rounded as in its text.
 func (h *flowHistory) price() float64 {
 	price := h.rng.Float64() * 200_000
 	switch h.rng.IntN(6) {
@@ -190,7 +190,7 @@ func (h *flowHistory) price() float64 {
 	return price
 }
 
-// filled returns counts without those that are 0, never nil.
+// filled returns the counts that are not 0. It never returns nil.
 func filled(counts map[string]int64) map[string]int64 {
 	all := map[string]int64{}
 	maps.Copy(all, counts)
@@ -204,7 +204,7 @@ func (h *flowHistory) id() string {
 	return fmt.Sprintf("id-%d", h.ids)
 }
 
-// flow returns a random flow, sometimes one of teams that no plan has.
+// flow returns a random flow, in some cases a flow of teams that no plan has.
 func (h *flowHistory) flow() string {
 	if h.rng.IntN(12) == 0 {
 		return fmt.Sprintf("q%d/", h.rng.IntN(4)) + []string{"w", "r/w", "s/w"}[h.rng.IntN(3)]
@@ -232,7 +232,7 @@ func (h *flowHistory) refused(n int64) {
 	}
 }
 
-// once makes a take with a request id, and asks for its answer again.
+// once makes a take with a request id, and repeats the call.
 func (h *flowHistory) once(ctx context.Context, where string) {
 	flow, id := h.flow(), h.id()
 	run := policy.Run{N: 1 + h.rng.Int64N(8), Count: 1}
@@ -253,7 +253,7 @@ func (h *flowHistory) once(ctx context.Context, where string) {
 	require.Equal(h.t, reply.Paid, again.Paid, where)
 }
 
-// all takes of the bucket and of another one, which has no flows, all or nothing.
+// all makes a take, all or nothing, from the bucket and from another bucket that has no flows.
 func (h *flowHistory) all(ctx context.Context, where string) {
 	other := h.key + "-other"
 	store(ctx, h.t, h.rdb, other, busy(serverTime(ctx, h.t, h.rdb)))
@@ -338,7 +338,7 @@ func (h *flowHistory) giveBack(ctx context.Context, where string) {
 	}
 }
 
-// lease reports the use of a flow's block, and asks for more.
+// lease reports the use of a flow's block, and requests more tokens.
 func (h *flowHistory) lease(ctx context.Context, where string) {
 	flow := h.flow()
 	block := h.blocks[flow]
@@ -425,7 +425,7 @@ func (h *flowHistory) takes(ctx context.Context, where string) {
 	}
 }
 
-// refusedOf counts those takes of a run that were denied: of one that takes what there is, only if that is nothing.
+// refusedOf counts the denied takes of a run. A take of up to some tokens is counted only if it got none.
 func (h *flowHistory) refusedOf(run policy.Run, denied int64) {
 	terms := h.bucket.Control.Terms
 	switch {

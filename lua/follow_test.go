@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A take that finds a template of a later version settles and switches the bucket as a refill does, whatever the bucket
-// was and whichever of its keys were lost.
+// If a take comes with a template of a later version, it credits and switches the bucket as a refill does. This holds
+// for any state of the bucket, and for lost keys.
 func TestATakeFollowsALaterTemplateAsARefillDoes(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))

@@ -43,9 +43,8 @@ func plainAdd(ctx context.Context, rdb *redis.Client, key string, expected, n, l
 	return n, index, err
 }
 
-// One foreign adder beside ours, each adding what an interval brings. Because a
-// foreign add moves the index away from its copy, the stretch that it paid for
-// is not credited again, and the two never exceed the rate of one.
+// A foreign adder and one of ours each add the tokens of an interval. A foreign add moves the index away from its copy.
+// So the stretch that it paid for is not credited again, and the two together never exceed the rate of one.
 func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -75,7 +74,7 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 			foreign := 0
 			elapsed := int64(0)
 			for range 150 {
-				// An interval passes; both call in it, in any order.
+				// An interval passes. Both call in it, in random order.
 				back(ctx, t, rdb, "b", interval)
 				elapsed += interval
 				for _, who := range rng.Perm(2) {
@@ -95,7 +94,7 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 				}
 			}
 			require.Positive(t, foreign, "the foreigner was seen")
-			// The server's clock ran a little beside the intervals we let pass.
+			// The server's clock also ran a little by itself.
 			elapsed += load(ctx, t, rdb, "b").Control.Last - b.Control.Last
 			require.LessOrEqual(t, issued, elapsed*perInterval/interval+perInterval, "never more than the rate of one")
 			require.Greater(t, issued, int64(0))
@@ -105,8 +104,7 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 	}
 }
 
-// Foreign takers in plain commands and ours drain one bucket at once: no more
-// is taken than was put in.
+// Foreign takers with plain commands and ours drain one bucket at once. No more tokens are taken than were put in.
 func TestForeignAndOwnTakersNeverTakeMoreThanThereIs(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

@@ -14,7 +14,7 @@ import (
 // bit reports whether a bit of the choices is set.
 func bit(choices uint32, n int) bool { return choices>>n&1 == 1 }
 
-// fuzzedTerms returns the terms of a policy that is made of the input, if that is a valid policy.
+// fuzzedTerms returns the terms of a policy that is built from the input, and whether the policy is valid.
 func fuzzedTerms(rate string, capacity, interval int64, choices uint32) (policy.Terms, bool) {
 	p := policy.Policy{
 		Capacity: capacity, Interval: time.Duration(interval) * time.Microsecond,
@@ -35,8 +35,8 @@ func fuzzedTerms(rate string, capacity, interval int64, choices uint32) (policy.
 	return p.Terms(policy.Fence{Epoch: int64(choices >> 9 & 3), Seq: int64(choices >> 11 & 3)}), p.Validate() == nil
 }
 
-// FuzzRefill gives the refill script a bucket in any state and any arguments that validation lets through, and holds
-// its answer and what it wrote against the model.
+// FuzzRefill calls the refill script for a bucket in any state, with any arguments that validation accepts. It compares
+// the reply and the written state with the model.
 func FuzzRefill(f *testing.F) {
 	rdb := testenv.Redis(f).Client()
 	const at, seen = 1_000_000, 7 // era and index of the bucket

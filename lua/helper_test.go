@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// takeWhole makes the takes of one bucket, whole.
+// takeWhole makes the takes of one bucket in a Whole call.
 func takeWhole(ctx context.Context, c lua.Client, b lua.Takes) (lua.TakesReply, error) {
 	b.Whole = true
 	replies, err := new(lua.TakesCall).Do(ctx, c, []lua.Takes{b})
@@ -58,7 +58,7 @@ func takeTemplate(ctx context.Context, c lua.Client, key string, t templateCall,
 	})
 }
 
-// templateCall is what a take of a template's bucket says of the template.
+// templateCall has what a take of a template's bucket needs of the template.
 type templateCall struct {
 	Prefix    string
 	Terms     string // the template's, encoded; "" if the bucket is known to exist
@@ -68,7 +68,7 @@ type templateCall struct {
 	CrossSlot bool          // see lua.NewTemplate
 }
 
-// ruled returns the template that a call is about.
+// ruled returns the template of a call.
 func ruled(t templateCall) *policy.CompiledTemplate {
 	return &policy.CompiledTemplate{Template: policy.Template{Prefix: t.Prefix, MaxKeys: t.MaxKeys}, Text: t.Terms}
 }

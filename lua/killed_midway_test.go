@@ -15,8 +15,8 @@ import (
 
 var errKilled = errors.New("the process is killed")
 
-// killed makes a client's process die once it has had the answer to a command, or before it sends that: it sends
-// nothing more.
+// killed makes a client's process die after the reply to the command at or, if before is set, before it sends that
+// command. Then the client sends nothing more.
 type killed struct {
 	at     string
 	before bool // it isn't sent either
@@ -54,9 +54,9 @@ func (k *killed) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proce
 	}
 }
 
-// On a Cluster the active set and the count are in other slots than the bucket. Wherever a process is killed between
-// the two halves of what concerns both, what it left is put right: by the next refill if a name stayed, by a client's
-// take that asks for the policy or is denied, if one is missing.
+// On a Cluster the active set and the count are in other slots than the bucket, so a change of both needs two commands.
+// If a process is killed between the two, the state is repaired. A name that stayed in the set is removed by the next
+// refill. A missing name is added by the next take that asks for the policy or is denied.
 func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	t.Parallel()
 	ctx, c := t.Context(), testenv.Cluster(t)
@@ -70,12 +70,12 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	bounded.CrossSlot, bounded.MaxKeys = true, 1000
 	many := lua.NewTemplate(ruled(bounded), true)
 	alive := func() int64 { return rdb.ZCard(ctx, lua.AliveKey("user:")).Val() }
-	// full fills a bucket, whose last refill takes it out of the active set.
+	// full lets the next refill fill a bucket, so that the bucket leaves the active set.
 	full := func(key string) {
 		require.NoError(t, rdb.Set(ctx, key, 59, redis.KeepTTL).Err())
 		rewind(ctx, t, rdb, key, 5*time.Second)
 	}
-	// refilled checks that the bucket becomes full and leaves.
+	// refilled checks that refills fill the bucket, and that it then leaves the active set.
 	refilled := func(key string) {
 		t.Helper()
 		require.True(t, isActive(ctx, t, rdb, key), key)
@@ -86,7 +86,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		require.EqualValues(t, 60, *load(ctx, t, rdb, key).Tokens, key)
 		require.False(t, isActive(ctx, t, rdb, key), key)
 	}
-	// Takes that a bucket in want of its entry meets.
+	// heals has the takes that add the missing name of a bucket.
 	heals := map[string]func(key string){
 		"asks for the policy": func(key string) { require.True(t, takeUser(ctx, t, rdb, key, bounded, 1)) },
 		"is denied": func(key string) {
@@ -97,7 +97,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		},
 	}
 
-	// The consumer dies after the take: neither entered nor counted.
+	// The consumer dies after the take, so that the bucket is neither in the active set nor counted.
 	for how, heal := range heals {
 		key := "user:taken, then " + how
 		r, err := takeTemplate(ctx, rdb, key, bounded, one(5), false, false)
@@ -110,8 +110,8 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 	require.EqualValues(t, len(heals), alive(), "what heals them counts them")
 	require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 
-	// The replica dies before it removes the full bucket's name, or after that and before it reads the bucket again, from
-	// which a consumer has taken meanwhile.
+	// First the replica dies before it removes the full bucket's name. Then it dies after the removal, before it reads the
+	// bucket again. Meanwhile a consumer has taken from the bucket.
 	for how, heal := range heals {
 		key := "user:filled, then " + how
 		require.True(t, takeUser(ctx, t, rdb, key, bounded, 1))

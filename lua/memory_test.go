@@ -13,12 +13,13 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// The server's tables grow by doubling, so an eighth of 200,000 buckets costs as
-// much for each, save for what the server needs once: some 20 bytes more.
+// memoryKeys is the number of buckets over which memory is measured. The server's tables grow by doubling. So 25,000
+// buckets, an eighth of 200,000, need as much memory per bucket, except for some 20 bytes more that the server needs
+// only once.
 var memoryKeys = flag.Int("keys", 25_000, "buckets over which memory is measured")
 
-// A bucket of a template that is not full costs at most so many bytes of Redis, all
-// keys, expiries and the active set's entry included.
+// A template's bucket that is not full needs a limited number of bytes in Redis. This includes all keys, their expiries
+// and the name in the active set.
 func TestMemoryOfATemplatesBucket(t *testing.T) {
 	t.Parallel()
 	const batch = 1000
@@ -61,7 +62,7 @@ func TestMemoryOfATemplatesBucket(t *testing.T) {
 			each(func(p redis.Pipeliner, key string) { p.Do(ctx, append([]any{"exists"}, c.args(key)...)...) })
 			before := used() // with the connection's buffers
 			each(func(p redis.Pipeliner, key string) { p.Do(ctx, append([]any{"evalsha"}, c.args(key)...)...) })
-			// Each access moves the growth of a table on by a step, until it is done.
+			// A table grows in steps. Each access makes one step, until the growth is complete.
 			for range 4 {
 				each(func(p redis.Pipeliner, key string) { p.Exists(ctx, key, lua.IndexKey(key), lua.OverrideKey(key)) })
 			}

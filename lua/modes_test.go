@@ -12,10 +12,10 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The same random takes of a bucket that is refilled and of a lazy one of the same policy. The lazy one has its credit
-// at once, the refilled one with its next refill, and what fell due between a refill and the moment at which the lazy
-// one was full isn't lost to it. So neither holds more than the other by more than the credit of the time between two
-// refills, and a token.
+// The test makes the same random takes from a refilled bucket and from a lazy bucket with the same policy. The lazy
+// bucket gets its credit at once, and the refilled bucket with its next refill. The refilled bucket doesn't lose the
+// credit between a refill and the moment at which the lazy bucket was full. So the two differ by at most the credit of
+// the time between two refills, and a token.
 func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -30,7 +30,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			Interval: time.Duration(100+rng.IntN(3000)) * time.Millisecond,
 		}
 		if (policy.Template{Policy: p, Enforce: policy.EnforceLazy}).Validate() != nil {
-			continue // faster than its interval and capacity go with
+			continue // the rate is too fast for its interval and capacity
 		}
 		terms, key := p.Terms(policy.Fence{Epoch: 1}), fmt.Sprintf("user:%d", i)
 		where := fmt.Sprintf("%s, %d tokens at %s, refilled every %s", key, p.Capacity, p.Rate, p.Interval)
@@ -56,7 +56,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			}
 			due = last.Add(p.Interval + time.Duration(rng.Int64N(int64(p.Interval/2))))
 		}
-		until := func(at time.Time) { // refills what is due before an instant
+		until := func(at time.Time) { // makes the refills that are due before an instant
 			for due.Before(at) {
 				now = due
 				m.SetTime(now)
@@ -76,7 +76,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			r, err := takeTemplate(ctx, rdb, key, call, one(n), true, false)
 			require.NoError(t, err, where)
 			peek, err := lua.Peek(ctx, rdb, key, 1)
-			if err != nil { // more than it can ever hold, of a bucket that isn't there
+			if err != nil { // more than the capacity, from a missing bucket
 				require.ErrorIs(t, err, lua.ErrUnknownBucket, where)
 				require.Greater(t, n, p.Capacity, where)
 				continue

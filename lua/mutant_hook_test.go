@@ -4,13 +4,14 @@ import (
 	"os"
 )
 
-// Of a test program that runs with a mutant: the script or shared piece, and the file with its text.
+// Environment variables of a test program that runs with a mutant: the name of the script or shared piece, and the file
+// with its text.
 const (
 	MutantName = "REFILLER_MUTANT"
 	MutantText = "REFILLER_MUTANT_TEXT"
 )
 
-// Shared scripts and pieces come from the embedded files; a mutant takes the place of one of them in every script.
+// init replaces one script or shared piece by a mutant, in every script that includes it.
 func init() {
 	mutant := os.Getenv(MutantName)
 	if mutant == "" {

@@ -15,18 +15,18 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The numbers wanted in these tests are worked out by hand. The random histories compare the scripts with the model,
+// The expected numbers of these tests are worked out by hand. Random histories only compare the scripts with the model,
 // which may have the same error.
 
 const second = 1_000_000 // µs
 
-// scheduled returns a schedule of 300 tokens at a time, in a bucket that holds 1000.
+// scheduled returns the terms of a bucket that holds 1000 tokens and gets 300 each hour.
 func scheduled(version int64) policy.Terms {
 	hourly := policy.Policy{Capacity: 1000, Steps: policy.Every(time.Hour), StepTokens: 300}
 	return hourly.Terms(policy.Fence{Epoch: version})
 }
 
-// ofSchedule returns a bucket with 10 tokens whose last step is older than a period: one has been due for two seconds.
+// ofSchedule returns such a bucket with 10 tokens. Its next step has been due for two seconds.
 func ofSchedule(now int64) policy.Bucket {
 	b := buckettest.Bucket(10, now, 100_000)
 	b.Control.Terms = scheduled(3)
@@ -56,7 +56,7 @@ func TestASwitchCreditsTheDueStepOfTheOldSchedule(t *testing.T) {
 	})
 }
 
-// The foreign client has paid what was due, so the step counts as credited.
+// A foreign client has added the tokens that were due, so the step counts as credited.
 func TestAStepThatAForeignClientPaidIsNotCreditedAgain(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
@@ -165,8 +165,8 @@ func TestAResetForgivesDebtAndDropsCarryAndDueSteps(t *testing.T) {
 	})
 }
 
-// A bucket that is unchanged since its caller last read it is refilled in few commands. They also count the tokens
-// added to a pool's bucket.
+// A bucket that has not changed since its caller last read it is refilled with fewer commands. Such a refill also
+// counts the tokens that it adds to a pool's bucket.
 func TestEveryRefillOfAPoolsBucketCountsWhatItAdded(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
@@ -186,7 +186,7 @@ func TestEveryRefillOfAPoolsBucketCountsWhatItAdded(t *testing.T) {
 			b.Control.Last = serverTime(ctx, t, rdb) - second
 			b.Control.Carry = 0
 			store(ctx, t, rdb, "b", b)
-			require.NoError(t, rdb.HSet(ctx, "{b}:ctl", "added", total).Err()) // store makes the bucket anew
+			require.NoError(t, rdb.HSet(ctx, "{b}:ctl", "added", total).Err()) // store has created the bucket anew
 			if as.Terms != nil {
 				as.Last = b.Control.Last
 			}
@@ -202,7 +202,7 @@ func TestEveryRefillOfAPoolsBucketCountsWhatItAdded(t *testing.T) {
 	})
 }
 
-// A strict bucket has room for no more than what is outstanding leaves.
+// A strict bucket has room for its capacity less the outstanding tokens.
 func TestAWaitForRoomLastsUntilTheFirstRecordEnds(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
@@ -350,7 +350,7 @@ func TestTheBucketOfALeaseThatExpiresOutlivesIt(t *testing.T) {
 	})
 }
 
-// A right that is missing is no key of another kind.
+// If the server denies a command, the key does not count as malformed.
 func TestAMissingRightIsReported(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
@@ -507,7 +507,7 @@ func TestAnIndexHasAtMost14Digits(t *testing.T) {
 	})
 }
 
-// After the clock was set back, or the bucket was rolled back, no step is credited twice.
+// No step is credited twice after the clock was set back or the bucket was rolled back.
 func TestTheNextStepAfterAClockWasSetBack(t *testing.T) {
 	t.Parallel()
 	const hour = 3600 * second
@@ -546,7 +546,7 @@ func TestTheNextStepAfterAClockWasSetBack(t *testing.T) {
 	})
 }
 
-// instant returns an instant that is so long after now; 0 for 0.
+// instant returns the instant that is after µs later than now. If after is 0, it returns 0.
 func instant(now, after int64) int64 {
 	if after == 0 {
 		return 0
@@ -554,7 +554,7 @@ func instant(now, after int64) int64 {
 	return now + after
 }
 
-// One token without a state is a bucket that a plain client uses already.
+// A key with one token and without a state is a bucket of a plain client, so it is adopted.
 func TestABucketOfOneTokenIsAdopted(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {

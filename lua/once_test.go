@@ -23,10 +23,9 @@ func isScript(request []byte) bool { return bytes.Contains(request, []byte("eval
 
 const always = 1 << 30
 
-// The connection breaks after the script ran and before its reply. The client
-// has the default MaxRetries of go-redis. A script sent as go-redis sends
-// scripts runs once for each of its attempts, which shows that the fault is of
-// the kind that counts; ours run once.
+// The connection breaks after the script ran and before its reply. The client has the default MaxRetries of go-redis. A
+// script that go-redis sends in its own way runs once for each attempt, which shows that the fault has an effect. Our
+// scripts run once.
 func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
@@ -73,8 +72,8 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 		}
 	}
 
-	// The caller of a refill whose reply is lost sends it again with what it
-	// last read: it has been won already.
+	// The caller of a refill whose reply was lost sends it again with the state that it last read. Then the reply shows
+	// that the refill was made already.
 	out, err := lua.Refill(ctx, direct, "Refill",
 		policy.Call{Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &terms})
 	require.NoError(t, err)

@@ -274,8 +274,8 @@ func agree(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// orOrdinary makes half of the calls those of a refiller that knows the bucket
-// and its policy, and the rest as they are.
+// orOrdinary replaces half of the calls by those of a refiller that knows the bucket and its policy. It leaves the
+// others as they are.
 func orOrdinary(call policy.Call, b policy.Bucket, rng *rand.Rand) policy.Call {
 	if b.Control == nil || rng.IntN(2) == 0 {
 		return call
@@ -319,7 +319,7 @@ func agreeOnMany(t *testing.T, rdb *redis.Client) {
 			h.Disturb(&models[i])
 			store(ctx, t, rdb, key, models[i])
 			calls[i] = lua.RefillCall{Key: key, Call: orOrdinary(h.Call(now), models[i], rng)}
-			if i > 0 && rng.IntN(4) == 0 { // as buckets of one policy
+			if i > 0 && rng.IntN(4) == 0 { // as for buckets with the same policy
 				calls[i].Terms = calls[i-1].Terms
 			}
 			calls[i].Seen = seenOf(calls[i].Call, models[i])

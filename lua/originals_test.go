@@ -11,10 +11,10 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// The contract of the two-script token bucket (package db, db.go, on go-redis 6), function by function by its names
-// there: CheckKeyValid, FetchToken, AddToken, GetKeyNum and GetKeyIdx. A take of ours and a client of it with plain
-// commands find the same tokens, but for a bucket that isn't there: it denies that and leaves a 0, here that is an
-// error and leaves nothing.
+// This is the contract of the two-script token bucket (package db, db.go, on go-redis 6). The tests have the names of
+// its functions: CheckKeyValid, FetchToken, AddToken, GetKeyNum and GetKeyIdx. Our takes and its client with plain
+// commands work on the same tokens. They differ only for a missing bucket: the client's take is denied and leaves a 0,
+// and our take returns an error and leaves nothing.
 func TestCasesOfTheTwoScriptBucket(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

@@ -14,8 +14,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// A policy of a key's own is put in force as a refiller puts a later version in force: settled under the old one, then
-// switched.
+// An override is put in force as a refiller puts a later version in force. The bucket is credited under the old policy,
+// and then switched.
 func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -62,13 +62,13 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, own, *stored)
 
-		// No version of the template replaces it.
+		// No version of the template replaces the override.
 		template.Fence.Epoch = 8
 		o, err := lua.Refill(ctx, rdb, key, policy.Call{Version: out.Version, Terms: &template})
 		require.NoError(t, err)
 		require.Equal(t, own.Fence, o.Fence, where)
 
-		// Taken away, the template's counts again, in a new era, since the fence falls.
+		// After the override is removed, the template's policy is in force again. A new era begins, because the fence falls.
 		before := load(ctx, t, rdb, key)
 		reply, err = lua.UnsetOverride(ctx, rdb, key, &template, policy.EnforceRefilled)
 		require.NoError(t, err, where)
@@ -96,7 +96,7 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 	require.NotZero(t, taken)
 }
 
-// An override that is set again as it is changes nothing, though its policy would drop all tokens at a change.
+// An override that is set again without a change changes nothing, even if its policy drops all tokens at a change.
 func TestAnOverrideThatIsSetAgainUnchangedDropsNothing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -123,8 +123,8 @@ func TestAnOverrideThatIsSetAgainUnchangedDropsNothing(t *testing.T) {
 	}
 }
 
-// Setting and unsetting an override again and again, as a program does that reapplies its file, holds up no lazy
-// bucket: the part of a token that is due stays.
+// A program may set and unset an override again and again, for example because it reapplies its file. A lazy bucket
+// still fills at its rate, because it keeps the part of a token that it has earned.
 func TestOverridesThatAreSetOftenHoldUpNoLazyBucket(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -176,7 +176,7 @@ func room(b policy.Bucket) int64 {
 	return b.Control.Terms.Capacity
 }
 
-// A lazy bucket keeps its tokens, whatever its rate was and becomes.
+// A lazy bucket keeps its tokens when its rate changes.
 func TestAnOverrideOfALazyBucketRefillsNothing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -267,7 +267,7 @@ func anOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// A key that has an override is configured by itself, so that no template matches it any more.
+// A key that has an override becomes a configured bucket, so that no template matches it any more.
 func TestAfterAnOverrideAKeysOwnConfigurationIsInForce(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts)

@@ -57,7 +57,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 				h.Remember(out.Version)
 			}
 			if model.Tokens == nil {
-				continue // the model writes down that there are none, a script only if that changes
+				continue // the model records that there are none; a script does so only on a change
 			}
 			c := h.HoldCall(model)
 			where = fmt.Sprintf("%s: %+v of %+v", where, c, model.Held)
@@ -68,8 +68,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 	require.False(t, slices.ContainsFunc(outcomes, missed), "of %q, some was never reached: %v", outcomes, reached)
 }
 
-// hold makes a call on the server and on the model, compares the answers, and
-// names what happened.
+// hold makes a call on the server and on the model, and compares the replies. It returns a name for what happened.
 func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, model *oracle.Bucket, c buckettest.HoldCall,
 	where string) string {
 	t.Helper()
@@ -88,7 +87,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 		got, err := lua.Reserve(ctx, rdb, key, lua.ReserveCall{ID: c.ID, N: c.N, TTL: ttl, Overrun: c.Overrun,
 			Leave: c.Leave})
 		now := got.Now
-		if err != nil { // later than the call: what was over then is over
+		if err != nil { // later than the call, so records that were over are still over
 			now = serverTime(ctx, t, rdb)
 		}
 		want, held := model.Reserve(c.ID, c.N, c.TTL, c.Overrun, c.Leave, now)
@@ -163,7 +162,7 @@ func hold(ctx context.Context, t *testing.T, rdb *redis.Client, key string, mode
 	}
 }
 
-// A settlement that comes too late is charged for the used tokens that had gone back.
+// A late settlement charges the used tokens, which had been returned to the bucket.
 func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	expire := func(ids ...string) {
@@ -212,7 +211,7 @@ func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	require.ErrorIs(t, err, lua.ErrNotHeld)
 }
 
-// A consumer that has died may have spent the tokens of its block: they aren't returned.
+// A consumer that has died may have spent the tokens of its block, so they aren't returned.
 func TestALeaseThatRunsOutIsSpent(t *testing.T) {
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	storeCase(ctx, t, rdb, "b", 100)
@@ -274,8 +273,8 @@ func aLeaseIsGivenAtMostHalfOfWhatTheBucketHolds(t *testing.T, rdb *redis.Client
 	require.Equal(t, []int64{51, 50}, []int64{p.Tokens, p.Outstanding})
 }
 
-// The settlement's reply is lost; the next attempt, and one from another process
-// that only knows the id, change nothing.
+// The reply to a settlement is lost. The next attempt changes nothing, and neither does one from another process that
+// only knows the id.
 func TestASettlementIsMadeOnce(t *testing.T) {
 	withEmbedded(t, aSettlementIsMadeOnce)
 }
@@ -371,8 +370,8 @@ func aStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T, rdb *redis.Client)
 	}
 }
 
-// A block of 400 that is outstanding when the capacity falls to 300 leaves no room. Of it 150 come back while 250 are
-// kept: 50 fit.
+// A block of 400 tokens is outstanding when the capacity falls to 300, so there is no room. Then 150 tokens are given
+// back and 250 kept, so that 50 of the 150 fit.
 func TestWhatABlockKeepsIsNoRoomForWhatItGivesBack(t *testing.T) {
 	withEmbedded(t, whatABlockKeepsIsNoRoomForWhatItGivesBack)
 }
@@ -413,8 +412,7 @@ func TestARefillOfABucketThatHoldsNothingCostsNoCommandMore(t *testing.T) {
 	}
 }
 
-// A bucket whose keys expire lives longer than what is outstanding, and the
-// records expire with it.
+// A bucket whose keys expire lives longer than its reservations and leases, and their records expire with it.
 func TestABucketThatExpiresOutlivesItsReservations(t *testing.T) {
 	withEmbedded(t, aBucketThatExpiresOutlivesItsReservations)
 }
@@ -448,7 +446,7 @@ func aBucketThatExpiresOutlivesItsReservations(t *testing.T, rdb *redis.Client) 
 	}
 }
 
-// What a sweep remembers of a reservation lives for a minute, and the bucket for another one.
+// A sweep remembers a reservation for a minute, and the bucket lives for another minute.
 func TestABucketOutlivesWhatASweepRemembers(t *testing.T) {
 	withEmbedded(t, aBucketOutlivesWhatASweepRemembers)
 }
@@ -480,7 +478,8 @@ func aBucketOutlivesWhatASweepRemembers(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// A key of a template becomes a configured bucket, which doesn't expire: nor do records that are made from then on.
+// A template's bucket becomes a configured bucket, which doesn't expire. Records that are made from then on don't
+// expire either.
 func TestRecordsOfATemplatesKeyThatIsConfiguredDoNotExpire(t *testing.T) {
 	withEmbedded(t, recordsOfATemplatesKeyThatIsConfiguredDoNotExpire)
 }
@@ -594,8 +593,8 @@ func aSweepReportsTheErrorOfEachBucket(t *testing.T, rdb *redis.Client) {
 	require.True(t, errors.Is(lua.Sweep(ended, rdb, []string{"b"}, 1)[0].Err, context.Canceled))
 }
 
-// While a slot moves its old server has no key made anew. A script that drops a bucket's last record still does all of
-// its work.
+// While a slot moves, its old server creates no key anew. A script that drops the last record of a bucket still does
+// all of its work.
 func TestTheLastRecordIsDroppedWhileTheSlotMoves(t *testing.T) {
 	t.Parallel()
 	ctx, cluster := t.Context(), testenv.Cluster(t)

@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// operations are the functions that call a script for one configured bucket, with arguments that fit the bucket of the
+// operations has the functions that call a script for one configured bucket. Their arguments fit the bucket of the test
 // cases.
 var operations = map[string]func(ctx context.Context, c lua.Client, key string) error{
 	"Take": func(ctx context.Context, c lua.Client, key string) error {
@@ -65,7 +65,7 @@ var operations = map[string]func(ctx context.Context, c lua.Client, key string) 
 		_, err := lua.Reserve(ctx, c, key, lua.ReserveCall{ID: "x", N: 5, TTL: time.Minute})
 		return err
 	},
-	// The others find nothing that they are about, which is an answer too.
+	// The following operations find no record, which is a valid reply, too.
 	"Settle": func(ctx context.Context, c lua.Client, key string) error {
 		_, err := lua.Settle(ctx, c, key, "x", 5)
 		if errors.Is(err, lua.ErrNotHeld) {
@@ -116,7 +116,7 @@ func TestEveryFunctionSurvivesAFlushedScriptCache(t *testing.T) {
 	require.Equal(t, before, calls(ctx, t, rdb, "eval"), "loaded scripts travel by their hash")
 }
 
-// calls is how often the server ran a command.
+// calls returns how often the server ran a command.
 func calls(ctx context.Context, t testing.TB, rdb *redis.Client, command string) string {
 	t.Helper()
 	stats, err := rdb.InfoMap(ctx, "commandstats").Result()
@@ -224,7 +224,7 @@ func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 	}
 	require.Equal(t, results[1].Now, results[2].Now, "one call for both")
 
-	// A slot that moves: redirections are followed, and each call runs once.
+	// While a slot moves, redirections are followed, and each call runs once.
 	key := "moving"
 	storeCase(ctx, t, rdb, key, 100)
 	slot := c.Slot(key)
@@ -262,7 +262,7 @@ func FuzzCheckKey(f *testing.F) {
 		"\x00", "\xff\xfe"} {
 		f.Add(key)
 	}
-	// tag is what a Cluster hashes of a key.
+	// tag returns the part of a key that a Cluster hashes.
 	tag := func(key string) string {
 		if _, rest, found := strings.Cut(key, "{"); found {
 			if t, _, closed := strings.Cut(rest, "}"); closed && t != "" {
@@ -306,9 +306,8 @@ func spoiled(t *testing.T, rdb *redis.Client) {
 	for place, name := range []string{lua.TokensKey(key), lua.IndexKey(key), lua.ControlKey(key)} {
 		for kind, set := range spoil {
 			for op, call := range operations {
-				// A take that fits and isn't asked for the policy reads the
-				// tokens alone; add knows two keys; the index is the business
-				// of those who write it.
+				// A take that fits reads only the tokens, unless it asks for the policy. Add uses only two keys. Only operations
+				// that use the index read it.
 				if op == "Add" || place > 0 && op == "Take" || place == 1 && !readsIndex[op] {
 					continue
 				}
@@ -326,7 +325,7 @@ func spoiled(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// dump is everything the server holds.
+// dump returns all keys and values of the server.
 func dump(ctx context.Context, t testing.TB, rdb redis.UniversalClient) map[string]string {
 	t.Helper()
 	all := map[string]string{}
@@ -510,7 +509,7 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 		name   string
 		call   func(key string) (lua.OperatorReply, error)
 		want   lua.OperatorReply
-		credit bool // what was due stays due
+		credit bool // credit that was due stays due
 	}{
 		{"Grant", func(key string) (lua.OperatorReply, error) { return lua.Grant(ctx, rdb, key, 25) },
 			lua.OperatorReply{Tokens: 125}, true},
@@ -551,7 +550,7 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 			require.NoError(t, err)
 			require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
 
-			// A refiller with the old policy gets it with a stale reply.
+			// A refiller that knows the old index gets a stale reply.
 			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era,
 				Index: buckettest.Index}})
 			require.NoError(t, err)
@@ -560,7 +559,7 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// back lets the bucket's last refill be us µs longer ago.
+// back makes the bucket's last refill us µs earlier.
 func back(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key string, us int64) {
 	t.Helper()
 	b := load(ctx, t, rdb, key)
@@ -663,7 +662,7 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	require.NoError(t, rdb.ConfigSet(ctx, "maxmemory", "0").Err())
 	require.Equal(t, before, load(ctx, t, rdb, "b"))
 
-	// A user without the right to read gets NOPERM; the bucket isn't malformed.
+	// A user who may not read gets NOPERM. The bucket doesn't count as malformed.
 	require.NoError(t, rdb.Do(ctx, "ACL", "SETUSER", "default", "-get", "-mget", "-hget", "-hmget", "-decrby").Err())
 	for name, call := range operations {
 		if name == "Add" {
@@ -689,8 +688,9 @@ func TestErrorsOfARealServerComeThrough(t *testing.T) {
 	}
 }
 
-// A server that may not write, such as an old master, knows nothing that is still true. So no answer of it counts, not
-// even one for which nothing would be written. Refills alone take one that writes nothing: the next one writes.
+// The data of a server that refuses writes, such as an old master, may be out of date. So calls return its error, even
+// if they would write nothing. Refills are the exception: a reply to a refill that writes nothing is accepted, because
+// the next refill writes.
 func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
@@ -815,7 +815,8 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 	}
 	_, err = lua.LazyPeek(ctx, replica, "user:1", &lazy, 100)
 	require.NoError(t, err, "a peek writes nothing")
-	// A master that lost its replicas may not write if min-replicas-to-write is set: another one may be master by now.
+	// A master that lost its replicas refuses writes if min-replicas-to-write is set, because another server may be the
+	// master by now.
 	require.NoError(t, rdb.ConfigSet(ctx, "min-replicas-to-write", "9").Err())
 	for name, call := range calls {
 		err := call(rdb)

@@ -72,8 +72,8 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace it")
 }
 
-// Whatever the keys of a bucket hold, a caller that sends the state it read gets what one gets that sends only era and
-// index, of a twin.
+// For any content of a bucket's keys, a caller that sends the state it read gets the same reply as a caller that sends
+// only era and index of an equal bucket.
 func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 	t.Parallel()
 	rdb := testenv.Redis(t).Client()
@@ -91,7 +91,7 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 	}
 	for name, c := range map[string]struct {
 		tokens, index string // of the bucket
-		state         string // in place of that seen: %d is an instant a second ago
+		state         string // in place of the state that the caller read; %d is an instant a second ago
 		text          bool   // the state is no hash
 		status        policy.Status
 	}{

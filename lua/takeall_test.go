@@ -28,7 +28,7 @@ func allAgree(t *testing.T, rdb *redis.Client) {
 		for i := range models {
 			key := fmt.Sprintf("bucket%d-%d", round, i)
 			models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(200))
-			if rng.IntN(20) == 0 { // lost tokens, a foreign bucket, none
+			if rng.IntN(20) == 0 { // lost tokens, a foreign bucket, or no bucket
 				models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control},
 					{Tokens: models[i].Tokens, Index: models[i].Index}, {}}[rng.IntN(3)]
 				store(ctx, t, rdb, key, models[i])
@@ -148,8 +148,8 @@ func takeAllNamesTheMalformedBucketAndTakesNothing(t *testing.T, rdb *redis.Clie
 	}
 }
 
-// TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder makes one request three times, with its demands in another order
-// each time, as those of a map come.
+// TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder makes one request three times. The order of its demands is
+// different each time, as if they came from a map.
 func TestARequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aRequestOfSeveralBucketsIsChargedOnceInAnyOrder)
@@ -184,7 +184,7 @@ func aRequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T, rdb *redis.Cl
 	require.ErrorContains(t, err, `"typo"`, "errors name the bucket that the caller named")
 }
 
-// An id that charged a take of one bucket is no id for a take of several, nor the other way round.
+// A request id of a take from one bucket can't be used for a take from several buckets, and the reverse.
 func TestARequestIDIsForOneKindOfTake(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()

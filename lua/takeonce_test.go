@@ -124,7 +124,7 @@ func aTakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T, rdb *redis.Client)
 	require.ErrorIs(t, err, lua.ErrUnknownBucket)
 	require.Equal(t, before, dump(ctx, t, rdb))
 
-	// The longest id, any printable character, a brace that could end a hash tag.
+	// The ids are the longest one, and one with unusual characters and a brace that could end a hash tag.
 	for _, id := range []string{strings.Repeat("x", lua.MaxRequestIDLen), "}!~{"} {
 		_, err = lua.TakeOnce(ctx, rdb, "b", id, policy.Run{N: 1, Count: 1}, time.Minute)
 		require.NoError(t, err)

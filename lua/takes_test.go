@@ -68,7 +68,8 @@ func manyAgree(t *testing.T, rdb *redis.Client) {
 	require.NotZero(t, none)
 }
 
-// A call of takes from many buckets, on their tokens alone or whole: each is answered as if nothing else went along.
+// A call takes from many buckets, and either reads only their tokens or is Whole. The reply for each bucket is the same
+// as if the call were for this bucket only.
 func TestTakesOfManyBucketsInOneCallAgreeWithTheModel(t *testing.T) {
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -80,7 +81,7 @@ func TestTakesOfManyBucketsInOneCallAgreeWithTheModel(t *testing.T) {
 			for i := range models {
 				key := fmt.Sprintf("bucket%d-%d", round, i)
 				models[i] = storeCase(ctx, t, rdb, key, rng.Int64N(300))
-				if h.Chance(15) { // lost tokens, a foreign bucket, none
+				if h.Chance(15) { // lost tokens, a foreign bucket, or no bucket
 					models[i] = []policy.Bucket{{Index: models[i].Index, Control: models[i].Control}, {Tokens: models[i].Tokens},
 						{}}[rng.IntN(3)]
 					store(ctx, t, rdb, key, models[i])
@@ -118,7 +119,7 @@ func TestTakesOfManyBucketsInOneCallAgreeWithTheModel(t *testing.T) {
 	})
 }
 
-// alone checks the answer of a bucket that was asked on its tokens alone.
+// alone checks the reply for a bucket of a call that reads only tokens.
 func alone(t *testing.T, where string, b *policy.Bucket, takes lua.Takes, got lua.TakesReply) string {
 	total, leave := int64(0), int64(0)
 	for _, r := range takes.Runs {
@@ -135,7 +136,7 @@ func alone(t *testing.T, where string, b *policy.Bucket, takes lua.Takes, got lu
 	return "alone"
 }
 
-// whole checks the answer of a bucket that was asked whole.
+// whole checks the reply for a bucket of a Whole call.
 func whole(t *testing.T, where string, b *policy.Bucket, takes lua.Takes, got lua.TakesReply) string {
 	require.False(t, got.Missed, where)
 	results, left, known := oracle.TakeMany(b, takes.Runs, got.Now)
@@ -227,8 +228,8 @@ func TestAnActiveSetOfAnotherTypeFailsNoTake(t *testing.T) {
 	})
 }
 
-// The tokens of a bucket that lost them are those of its policy's on_loss. A take that is denied meanwhile changes
-// nothing about it.
+// A bucket that lost its tokens gets those of its policy's on_loss. A take that is denied before that makes no
+// difference.
 func TestADeniedTakeMakesNoTokensWhereTheyWereLost(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -268,7 +269,7 @@ func aTakeLeavesTheRequestedRemainder(t *testing.T, rdb *redis.Client) {
 		policy.Run{N: 40, Count: 1, Leave: policy.Leave{Tokens: 150}}, policy.Run{N: 10, Count: 1})
 	require.Equal(t, []int64{0, 1, 1}, []int64{r.Runs[0].Taken, r.Runs[1].Taken, r.Runs[2].Taken})
 	require.EqualValues(t, 150, r.Remaining)
-	// 50 and the 200 to be left are 100 more than there are: 200 ms at 500/s.
+	// The take of 50 has to leave 200, so 100 tokens are missing. At 500/s they take 200 ms.
 	require.InDelta(t, 100*time.Millisecond, r.Runs[0].Wait, float64(101*time.Millisecond))
 	require.Positive(t, r.Runs[0].Wait)
 
@@ -371,7 +372,7 @@ func denialsOfAPoolsBucketAreCountedPerTake(t *testing.T, rdb *redis.Client) {
 	b.Control.Terms.GrantEnd = serverTime(ctx, t, rdb)
 	b.Control.Terms.GrantEra = b.Control.Era
 	store(ctx, t, rdb, "b", b)
-	// 2 of the 4 takes of 5 fit; the one of more than the capacity could never.
+	// Two of the four takes of 5 fit. The take of more than the capacity can never fit, so it isn't counted.
 	_, err := takeWhole(ctx, rdb, lua.Takes{Key: "b",
 		Runs: []policy.Run{{N: 5, Count: 4}, {N: 1001, Count: 1}, {N: 990, Count: 2}}, Terms: false})
 	require.NoError(t, err)

@@ -21,7 +21,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// userTerms are 60 tokens at 1/s, so a drain time of a minute.
+// userTerms have 60 tokens at 1/s, so a bucket fills in a minute.
 var userTerms = policy.Template{Policy: policy.Policy{Capacity: 60, Rate: policy.PerSecond(1),
 	Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
 
@@ -33,7 +33,7 @@ func user() templateCall {
 	return templateCall{Prefix: "user:", Terms: userTerms.Encode(), Capacity: userTerms.Capacity}
 }
 
-// users is their template.
+// users is the template with userTerms.
 var users = lua.NewTemplate(ruled(user()), false)
 
 func one(n int64) []policy.Run { return []policy.Run{{N: n, Count: 1}} }
@@ -94,7 +94,7 @@ func agreeOnTemplates(t *testing.T, rdb *redis.Client) {
 			if model.Control != nil {
 				call.Capacity = model.Control.Terms.Capacity
 			}
-			// A hint that is too low costs time; without one the edge is found too.
+			// The capacity that the caller knows may be too low. Then the call costs more time, but its result is the same.
 			call.Capacity -= rng.Int64N(2) * rng.Int64N(call.Capacity+1)
 			n := 1 + rng.Int64N(terms.Capacity+terms.Capacity/4)
 			active := rng.IntN(2) == 0
@@ -193,7 +193,7 @@ func TestATakeFromABucketThatIsNotFullReadsItsTokensOnly(t *testing.T) {
 	delete(counts, "config|resetstat")
 	require.Empty(t, counts, "and nothing else")
 
-	// Lost entries come back with a denial.
+	// A denied take adds a lost name to the active set again.
 	require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1"))).Err())
 	take(1)
 	require.False(t, isActive(ctx, t, rdb, "user:1"))
@@ -203,7 +203,7 @@ func TestATakeFromABucketThatIsNotFullReadsItsTokensOnly(t *testing.T) {
 	require.True(t, isActive(ctx, t, rdb, "user:1"))
 }
 
-// A bucket is counted by its expiry, so what is held in it must not move that later on.
+// A bucket is counted until its expiry, so a later reservation in it must not move the expiry.
 func TestABucketThatIsOpenedForAReservationIsCountedForAsLong(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, call := t.Context(), user()
@@ -262,7 +262,8 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 		if i > 0 {
 			continue
 		}
-		// The take that leaves full arms it again once a quarter of its life has passed, and counts it once.
+		// A take from the full bucket renews its expiry if a quarter of its life has passed. The bucket is still counted
+		// once.
 		for _, passed := range []time.Duration{life / 8, life / 2} {
 			soon := time.Now().Add(life - passed).Truncate(time.Second)
 			for _, k := range []string{key, lua.IndexKey(key), lua.ControlKey(key)} {
@@ -296,7 +297,7 @@ func aBucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T, rd
 	ctx := t.Context()
 	call := user()
 	call.MaxKeys = 1
-	// the first could never be made, and the second may not overtake it
+	// the first take can never be made, and the second one may not overtake it
 	runs := []policy.Run{{N: 61, Count: 1}, {N: 1, Count: 1}}
 	r, err := takeTemplate(ctx, rdb, "user:1", call, runs, true, true)
 	require.NoError(t, err)
@@ -355,7 +356,7 @@ func aBucketHasThePolicyOfItsKey(t *testing.T, rdb *redis.Client) {
 	}
 }
 
-// A call that leaves the key of the override out has the answer of one that reads it, if the caller has read it.
+// A call without the key of the override gets the same reply as a call with it, if the caller has read the override.
 func TestACallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, aCallWithoutTheKeyOfTheOverrideFollowsIt)
@@ -427,7 +428,8 @@ func noMoreBucketsThanTheTemplateAllows(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, err)
 }
 
-// A lazy bucket is the instant at which it is full: under another policy the same time is worth other tokens.
+// A lazy bucket is stored as the instant at which it is full. Under another policy the time until then is worth another
+// number of tokens.
 func TestALazyBucketUnderAnotherPolicyIsFullAtTheSameInstant(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -517,7 +519,7 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 		"what has passed is dropped")
 }
 
-// Nothing but expiry is needed to be rid of a template: names of its buckets don't stay in the active set.
+// All buckets of an abandoned template expire, and no names stay in its active set.
 func TestAbandonedBucketsExpireCompletely(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -606,8 +608,8 @@ func keysThatAreNoBucketsAreLeftAlone(t *testing.T, rdb *redis.Client) {
 	require.ErrorContains(t, err, "{user:1}:lazy")
 }
 
-// A lazy template's bucket is that of limit/lazy: both see the same tokens,
-// no matter which caller takes or returns them.
+// A lazy template's bucket has the same format as a bucket of limit/lazy. Both callers find the same tokens, whichever
+// of them takes or returns tokens.
 func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -661,7 +663,7 @@ func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
 	}
 }
 
-// Takes of one call have the answers of the same takes made one by one.
+// The takes of one call get the same results as the same takes made one by one.
 func TestLazyTakesTogetherAreThoseOneByOne(t *testing.T) {
 	t.Parallel()
 	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
@@ -700,7 +702,7 @@ func TestLazyTakesTogetherAreThoseOneByOne(t *testing.T) {
 	}
 }
 
-// The numbers are written by hand.
+// The expected numbers are worked out by hand.
 func TestWhatALazyBucketAnswers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -71,7 +71,7 @@ func ticketReportsTheState(t *testing.T, rdb *redis.Client) {
 		reply, err := takeOne(ctx, rdb, key, 99, false)
 		require.NoError(t, err)
 		require.False(t, reply.OK)
-		_, err = takeOne(ctx, rdb, key, 101, false) // can never be had, so it's no demand
+		_, err = takeOne(ctx, rdb, key, 101, false) // can never be taken, so it isn't counted as demand
 		require.NoError(t, err)
 		_, err = takeUpTo(ctx, rdb, key, 100)
 		require.NoError(t, err)
@@ -123,7 +123,7 @@ func TestTicketsOfAnUnavailableServerAreErrors(t *testing.T) {
 	}
 }
 
-// Many tickets share script calls. One whose keys the server refuses is an error of its own.
+// Many tickets share script calls. If the server refuses the keys of one ticket, only that ticket has an error.
 func TestATicketThatIsRefusedLeavesTheOthersAlone(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)

@@ -11,7 +11,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// What consumers do about a policy, or the same rate in other words, is no other amount: a quota isn't emptied.
+// A change of the options for consumers, or of the way in which the same rate is written, changes no amount. So it does
+// not empty the bucket.
 func TestAVersionThatChangesNoAmountEmptiesNoBucket(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
