@@ -105,7 +105,8 @@ func (c *checker) compared(ctx context.Context, cfg config.Config) (drift.Report
 	return compare(ctx, cfg)
 }
 
-// judge adds the changes that replicas would refuse to answer. If there are any, it returns an error that lists them.
+// judge records the changes that replicas would refuse in the output. If there are any, it returns an error that lists
+// them.
 func (c *checker) judge(answer *checked, report drift.Report) error {
 	answer.Refused = report.Refused()
 	if len(answer.Refused) == 0 {

@@ -131,8 +131,8 @@ func (o *operation) reach(ctx context.Context, timeout time.Duration,
 	return act(ctx, rdb, server)
 }
 
-// audited writes an audit line to the log. what describes the action, and outcome its result. audited returns err with
-// the verb and the key in front, or nil.
+// audited writes an audit line to the log. The arguments what and outcome describe the action and its result. If err
+// isn't nil, audited returns it with the verb and the key in front.
 func (o *operation) audited(key, server string, what, outcome []any, err error) error {
 	log := auditLogger(o.env, o.logConfig)
 	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
@@ -145,8 +145,8 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 	return nil
 }
 
-// run calls act. It writes an audit line to the log, and the reply to stdout. what is the part of the audit line that
-// describes the action.
+// run calls act. It writes an audit line to the log, and the reply to stdout. The argument what is the part of the
+// audit line that describes the action.
 func (o *operation) run(ctx context.Context, key string, what []any,
 	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
@@ -177,8 +177,8 @@ func (o *operation) run(ctx context.Context, key string, what []any,
 // doesn't identify a person.
 const operatorVariable = "REFILLER_OPERATOR"
 
-// operatorOf returns the operator's name for the audit line. It is named, or else the value of operatorVariable, or
-// else the user that runs the program.
+// operatorOf returns the operator's name for the audit line. It is the argument named, or the value of operatorVariable
+// if named is empty. If both are empty, it is the user that runs the program.
 func operatorOf(e env, named string) string {
 	if named == "" {
 		named = e.Environ[operatorVariable]

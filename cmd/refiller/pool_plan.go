@@ -78,7 +78,7 @@ type plan struct {
 }
 
 // plannedPool is a pool now and as the file configures it. If the pool is added or removed, it has the fields of only
-// one of the two.
+// one of the two. Until the regions in Waits have acknowledged the change, all regions get only their floors.
 type plannedPool struct {
 	Name        string          `json:"name"`
 	Change      string          `json:"change"` // added, changed, removed or none
@@ -86,7 +86,7 @@ type plannedPool struct {
 	Rate        string          `json:"rate,omitempty"`
 	CapacityNow int64           `json:"capacity_now,omitempty"`
 	Capacity    int64           `json:"capacity,omitempty"`
-	Waits       []string        `json:"waits,omitempty"` // regions that have not acknowledged it: only floors
+	Waits       []string        `json:"waits,omitempty"` // regions that have not acknowledged the change
 	Regions     []plannedRegion `json:"regions"`
 }
 

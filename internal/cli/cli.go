@@ -54,8 +54,8 @@ func Positional(check cobra.PositionalArgs) cobra.PositionalArgs {
 	}
 }
 
-// UnknownCommand checks the arguments of a command that only has subcommands. An argument is then not the name of a
-// subcommand. The error is wrong usage, and suggests subcommands with similar names.
+// UnknownCommand checks the arguments of a command that only has subcommands. Any argument is wrong usage, because it
+// isn't the name of a subcommand. The error suggests subcommands with similar names.
 func UnknownCommand(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return nil

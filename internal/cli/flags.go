@@ -34,7 +34,7 @@ func NewValue(kind, initial string, read func(string) error) pflag.Value {
 }
 
 // Whole returns the value of a flag for a whole number from least to most, which it stores in n. The help shows the
-// present value of n as the default, if it is at least least.
+// present value of n as the default, unless it is below least.
 func Whole(kind string, n *int64, least, most int64) pflag.Value {
 	initial := ""
 	if *n >= least {

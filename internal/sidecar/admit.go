@@ -36,7 +36,7 @@ func (s *Server) admit(next http.Handler) http.Handler {
 }
 
 // closeConnections makes clients close connections that are too old, and all connections when the server drains.
-// Otherwise a client would send a request on a connection that the server closes at that moment.
+// Otherwise a client might send a request on a connection just when the server closes it.
 func (s *Server) closeConnections(next http.Handler) http.Handler {
 	most := s.opts.Limits.ConnectionAge
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

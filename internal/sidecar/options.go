@@ -64,8 +64,8 @@ type Limits struct {
 	Waits int
 	// Connections is the largest number of connections from one address or process.
 	Connections int
-	// ConnectionAge is the age of a connection at which the client is asked to open another one; 0 means no bound.
-	// Otherwise the clients of a service that is scaled out would go on using the first servers.
+	// ConnectionAge is the age of a connection at which the client is asked to open another one; 0 means no bound. Without
+	// a bound, the clients of a service that is scaled out would go on using the first servers.
 	ConnectionAge time.Duration
 	// Body is the largest size of a request in bytes.
 	Body int

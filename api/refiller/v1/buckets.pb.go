@@ -23,8 +23,8 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
-// Overrun is what happens if more tokens are used than were reserved, and the bucket has too few for the
-// difference.
+// Overrun determines what happens if more tokens are used than were reserved, and the bucket has too few tokens for
+// the difference.
 type Overrun int32
 
 const (
@@ -77,17 +77,17 @@ type TakeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// How many tokens must be left in the bucket: a number, such as "100", or a percentage of the capacity, such as
-	// "20%"; none if left out. A take that would leave fewer is denied, and its retry_after is the time until there
-	// are enough.
+	// The tokens that must be left in the bucket: a number, such as "100", or a percentage of the capacity, such as
+	// "20%". If this field is left out, no token must be left. A take that would leave fewer tokens is denied, and its
+	// retry_after is the time until there are enough.
 	Leave string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
 	// The flow for which the take is, such as a user: 1 to 256 bytes, with up to three levels, as in team-a/user-7. A
 	// bucket that has flows is divided fairly among them; any other bucket ignores the name. All takes without a name
 	// belong to one further flow.
 	Flow *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
-	// The name of the request for which the take is: 1 to 128 printable ASCII characters without spaces, unique among the
-	// takes of the bucket. If the take is repeated with it within a minute, the tokens are taken once, and the answer is
-	// the first one. A denial is not remembered. Not together with a flow.
+	// The name of the request for which the take is: 1 to 128 printable ASCII characters without spaces, unique among
+	// the takes of the bucket. If the take is repeated with this name within a minute, the tokens are taken only once,
+	// and the reply is the first one. Denials are not remembered. A take with a flow can't have a request id.
 	RequestId     *string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -163,7 +163,7 @@ type Amount struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// As of a take. All amounts of one bucket are for one flow.
+	// As in TakeRequest. All amounts of one bucket are for one flow.
 	Flow          *string `protobuf:"bytes,3,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -224,7 +224,7 @@ type ReturnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The source in the answer that granted the tokens. A fallback is refused with INVALID_ARGUMENT, because no bucket
+	// The source in the reply that granted the tokens. A fallback is refused with INVALID_ARGUMENT, because no bucket
 	// gave its tokens.
 	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -333,9 +333,9 @@ type WaitRequest struct {
 	// The longest wait, more than 0. Its default and its upper bound are the server's limit, which is a minute unless
 	// configured. The caller's deadline applies, too.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
-	// As of a take.
+	// As in TakeRequest.
 	Leave string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
-	// As of a take. Waits of one flow form a line.
+	// As in TakeRequest. Waits of one flow form a queue.
 	Flow          *string `protobuf:"bytes,5,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -410,9 +410,9 @@ type TakeAllRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// 1 to 64 buckets.
 	Requests []*Amount `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
-	// As of a take, of each bucket.
+	// As in TakeRequest, for each bucket.
 	Leave string `protobuf:"bytes,2,opt,name=leave,proto3" json:"leave,omitempty"`
-	// As of a take. On a Cluster all buckets must be in one slot.
+	// As in TakeRequest. On a Cluster all buckets must be in one slot.
 	RequestId     *string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -478,9 +478,9 @@ type ReserveRequest struct {
 	// The reservation's name, unique in the bucket: 1 to 64 bytes. If it is left out, the server chooses one.
 	Id      *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
 	Overrun Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
-	// As of a take.
+	// As in TakeRequest.
 	Leave string `protobuf:"bytes,6,opt,name=leave,proto3" json:"leave,omitempty"`
-	// As of a take. A settlement gives the flow back the right for the tokens that were not used.
+	// As in TakeRequest. A settlement gives the flow back its right to the tokens that were not used.
 	Flow          *string `protobuf:"bytes,7,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -689,12 +689,12 @@ type Result struct {
 	Remaining int64 `protobuf:"varint,4,opt,name=remaining,proto3" json:"remaining,omitempty"`
 	// The bucket's capacity; 0 if it has no policy.
 	Limit int64 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
-	// Time until the tokens are due (for Peek, one token) if no other caller takes any; 0 if ok; absent if no known
-	// refill brings them.
+	// The time until the tokens are due if no other caller takes any. For Peek, it is the time until one token is due.
+	// It is 0 if ok, and absent if no known refill brings the tokens.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// Time until the bucket is full if no caller takes tokens; absent if no known refill fills it.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
-	// Where the answer is from: "shared" is the bucket in Redis.
+	// The source of the result. "shared" is the bucket in Redis.
 	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
 	// Whether the bucket is a pool's and its region has only its floor, because it has no grant.
 	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
@@ -819,10 +819,10 @@ type TakeAllResponse struct {
 	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
 	// The key of the first bucket that has too few tokens; empty if ok.
 	Denied string `protobuf:"bytes,2,opt,name=denied,proto3" json:"denied,omitempty"`
-	// The longest retry_after of the results that are denied; 0 if ok; absent if no known refill brings the tokens.
+	// The longest retry_after of the denied results. It is 0 if ok, and absent if no known refill brings the tokens.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// One result for each request, in their order. If not all were taken, taken is 0 and ok is whether this bucket
-	// would have granted the request.
+	// One result for each request, in the order of the requests. If not all were taken, taken is 0, and ok reports
+	// whether this bucket would have granted the request.
 	Results       []*Result `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -970,7 +970,7 @@ type SettleResponse struct {
 	Forgiven int64 `protobuf:"varint,8,opt,name=forgiven,proto3" json:"forgiven,omitempty"`
 	// Tokens left in the bucket.
 	Remaining int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// Whether the reservation had been settled before. Then the other fields are those of the first answer.
+	// Whether the reservation had been settled before. Then the other fields are those of the first reply.
 	Again         bool `protobuf:"varint,10,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1138,9 +1138,9 @@ type WaitResponse struct {
 	Taken int64 `protobuf:"varint,3,opt,name=taken,proto3" json:"taken,omitempty"`
 	// How long the call waited.
 	Waited *durationpb.Duration `protobuf:"bytes,4,opt,name=waited,proto3" json:"waited,omitempty"`
-	// As of a take.
+	// As in Result.
 	Source string `protobuf:"bytes,5,opt,name=source,proto3" json:"source,omitempty"`
-	// As of a take.
+	// As in Result.
 	Shadow        bool `protobuf:"varint,6,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

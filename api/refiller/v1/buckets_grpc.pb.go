@@ -33,14 +33,13 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Buckets takes tokens from buckets. A bucket is named by its key: 1 to 512
-// bytes without a closing brace. A number of tokens is from 1 to 2^50; left out,
-// it is 1.
+// Buckets takes tokens from buckets. A bucket is named by its key, which has 1 to 512 bytes without a closing brace.
+// A number of tokens is from 1 to 2^50. If it is left out, it is 1.
 //
-// A denial is an answer and not an error. Errors, for all methods:
+// A denial is a normal reply, not an error. All methods return these errors:
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
+//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown; nothing happened
 //	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
@@ -48,8 +47,8 @@ const (
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsClient interface {
-	// Take takes tokens, all or none. With a request id it may be repeated after
-	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
+	// Take takes tokens, all or none. A call with a request id may be repeated after UNAVAILABLE or DEADLINE_EXCEEDED.
+	// The tokens are then taken only once.
 	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*Result, error)
 	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
 	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
@@ -60,18 +59,18 @@ type BucketsClient interface {
 	Return(ctx context.Context, in *ReturnRequest, opts ...grpc.CallOption) (*ReturnResponse, error)
 	// Peek shows how many tokens a bucket has, without taking any.
 	Peek(ctx context.Context, in *PeekRequest, opts ...grpc.CallOption) (*Result, error)
-	// Wait takes tokens as soon as they are there. If it is known that they are due after the timeout, it is denied at
-	// once.
+	// Wait takes tokens as soon as the bucket has them. If the tokens are known to be due only after the timeout, the
+	// call is denied at once.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*WaitResponse, error)
 	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
 	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
 	// UNAVAILABLE: the tokens are taken once.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
-	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that
-	// were used beyond the reservation are taken from the bucket. It may be repeated: for a minute it gets the first
-	// answer.
+	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that were
+	// used beyond the reservation are taken from the bucket. If the call is repeated within a minute, it gets the first
+	// reply.
 	Settle(ctx context.Context, in *SettleRequest, opts ...grpc.CallOption) (*SettleResponse, error)
-	// Cancel is Settle with nothing used.
+	// Cancel is Settle with 0 used tokens.
 	Cancel(ctx context.Context, in *CancelRequest, opts ...grpc.CallOption) (*SettleResponse, error)
 }
 
@@ -167,14 +166,13 @@ func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 // All implementations must embed UnimplementedBucketsServer
 // for forward compatibility.
 //
-// Buckets takes tokens from buckets. A bucket is named by its key: 1 to 512
-// bytes without a closing brace. A number of tokens is from 1 to 2^50; left out,
-// it is 1.
+// Buckets takes tokens from buckets. A bucket is named by its key, which has 1 to 512 bytes without a closing brace.
+// A number of tokens is from 1 to 2^50. If it is left out, it is 1.
 //
-// A denial is an answer and not an error. Errors, for all methods:
+// A denial is a normal reply, not an error. All methods return these errors:
 //
 //	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist, or nothing is known of the reservation; nothing happened
+//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown; nothing happened
 //	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
 //	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
 //	FAILED_PRECONDITION  another program uses the key; nothing happened
@@ -182,8 +180,8 @@ func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 //	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
 //	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
 type BucketsServer interface {
-	// Take takes tokens, all or none. With a request id it may be repeated after
-	// UNAVAILABLE or DEADLINE_EXCEEDED: the tokens are taken once.
+	// Take takes tokens, all or none. A call with a request id may be repeated after UNAVAILABLE or DEADLINE_EXCEEDED.
+	// The tokens are then taken only once.
 	Take(context.Context, *TakeRequest) (*Result, error)
 	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
 	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
@@ -194,18 +192,18 @@ type BucketsServer interface {
 	Return(context.Context, *ReturnRequest) (*ReturnResponse, error)
 	// Peek shows how many tokens a bucket has, without taking any.
 	Peek(context.Context, *PeekRequest) (*Result, error)
-	// Wait takes tokens as soon as they are there. If it is known that they are due after the timeout, it is denied at
-	// once.
+	// Wait takes tokens as soon as the bucket has them. If the tokens are known to be due only after the timeout, the
+	// call is denied at once.
 	Wait(context.Context, *WaitRequest) (*WaitResponse, error)
 	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
 	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
 	// UNAVAILABLE: the tokens are taken once.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
-	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that
-	// were used beyond the reservation are taken from the bucket. It may be repeated: for a minute it gets the first
-	// answer.
+	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that were
+	// used beyond the reservation are taken from the bucket. If the call is repeated within a minute, it gets the first
+	// reply.
 	Settle(context.Context, *SettleRequest) (*SettleResponse, error)
-	// Cancel is Settle with nothing used.
+	// Cancel is Settle with 0 used tokens.
 	Cancel(context.Context, *CancelRequest) (*SettleResponse, error)
 	mustEmbedUnimplementedBucketsServer()
 }

@@ -29,8 +29,8 @@ type TakeLimitRequest struct {
 	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key    string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64 `protobuf:"varint,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// As of Buckets.Take, only for a limit of refilled buckets. Other limits refuse it, and so does a limit whose keys
-	// are its flows.
+	// As in TakeRequest, but only for a limit of refilled buckets. Other limits refuse it, and so does a limit whose
+	// keys are its flows.
 	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -146,14 +146,14 @@ func (x *PeekLimitRequest) GetKey() string {
 	return ""
 }
 
-// LimitResult is what a limit decided.
+// LimitResult is the decision of a limit.
 type LimitResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Result *Result                `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
 	// For pacing, how long to wait before the tokens may be used.
 	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
-	// The names of those that denied, if the limit consists of several.
+	// The names of the limits that denied, if the limit consists of several limits.
 	DeniedBy []string `protobuf:"bytes,4,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
 	// The value for Undo; empty if there is nothing to return.
 	Undo string `protobuf:"bytes,5,opt,name=undo,proto3" json:"undo,omitempty"`
@@ -239,7 +239,7 @@ type UndoLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// The value in the answer to the take.
+	// The value in the reply to the take.
 	Undo          string `protobuf:"bytes,3,opt,name=undo,proto3" json:"undo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -30,24 +30,25 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Limits takes from limits by their names, which the server's file of limits has: lazy buckets, windows, pacing,
-// schedules, refilled buckets, and several at once. A limit answers for any number of keys: 1 to 512 bytes without a
-// closing brace.
+// Limits takes from limits by their names in the server's file of limits. A limit is a lazy bucket, a window,
+// pacing, a schedule, refilled buckets, or several of these at once. It is for any number of keys. A key has 1 to
+// 512 bytes without a closing brace.
 //
-// A denial is an answer and not an error. The errors are those of Buckets, and for all methods:
+// A denial is a normal reply, not an error. All methods return the errors of Buckets, and these:
 //
 //	NOT_FOUND         no limit has the name; nothing happened
 //	INVALID_ARGUMENT  the limit is of a kind that can't do this; nothing happened
 type LimitsClient interface {
-	// Take takes tokens, all or none; of a schedule it reserves the present instant.
+	// Take takes tokens, all or none. If the limit is a schedule, it reserves the present instant.
 	Take(ctx context.Context, in *TakeLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
 	// Peek shows how many tokens are left, without taking any.
 	Peek(ctx context.Context, in *PeekLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
 	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
 	// first call may have returned the tokens. Places of pacing can't be returned.
 	Undo(ctx context.Context, in *UndoLimitRequest, opts ...grpc.CallOption) (*UndoLimitResponse, error)
-	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. OUT_OF_RANGE: the
-	// instant has passed or is too far ahead. ALREADY_EXISTS: the id belongs to another instant.
+	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. The error is
+	// OUT_OF_RANGE if the instant has passed or is too far ahead, and ALREADY_EXISTS if the id belongs to another
+	// instant.
 	Reserve(ctx context.Context, in *ReserveInstantRequest, opts ...grpc.CallOption) (*ReserveInstantResponse, error)
 	// Cancel cancels the reservation of an instant that has not come yet.
 	Cancel(ctx context.Context, in *CancelInstantRequest, opts ...grpc.CallOption) (*CancelInstantResponse, error)
@@ -115,24 +116,25 @@ func (c *limitsClient) Cancel(ctx context.Context, in *CancelInstantRequest, opt
 // All implementations must embed UnimplementedLimitsServer
 // for forward compatibility.
 //
-// Limits takes from limits by their names, which the server's file of limits has: lazy buckets, windows, pacing,
-// schedules, refilled buckets, and several at once. A limit answers for any number of keys: 1 to 512 bytes without a
-// closing brace.
+// Limits takes from limits by their names in the server's file of limits. A limit is a lazy bucket, a window,
+// pacing, a schedule, refilled buckets, or several of these at once. It is for any number of keys. A key has 1 to
+// 512 bytes without a closing brace.
 //
-// A denial is an answer and not an error. The errors are those of Buckets, and for all methods:
+// A denial is a normal reply, not an error. All methods return the errors of Buckets, and these:
 //
 //	NOT_FOUND         no limit has the name; nothing happened
 //	INVALID_ARGUMENT  the limit is of a kind that can't do this; nothing happened
 type LimitsServer interface {
-	// Take takes tokens, all or none; of a schedule it reserves the present instant.
+	// Take takes tokens, all or none. If the limit is a schedule, it reserves the present instant.
 	Take(context.Context, *TakeLimitRequest) (*LimitResult, error)
 	// Peek shows how many tokens are left, without taking any.
 	Peek(context.Context, *PeekLimitRequest) (*LimitResult, error)
 	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
 	// first call may have returned the tokens. Places of pacing can't be returned.
 	Undo(context.Context, *UndoLimitRequest) (*UndoLimitResponse, error)
-	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. OUT_OF_RANGE: the
-	// instant has passed or is too far ahead. ALREADY_EXISTS: the id belongs to another instant.
+	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. The error is
+	// OUT_OF_RANGE if the instant has passed or is too far ahead, and ALREADY_EXISTS if the id belongs to another
+	// instant.
 	Reserve(context.Context, *ReserveInstantRequest) (*ReserveInstantResponse, error)
 	// Cancel cancels the reservation of an instant that has not come yet.
 	Cancel(context.Context, *CancelInstantRequest) (*CancelInstantResponse, error)

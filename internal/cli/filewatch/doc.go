@@ -1,5 +1,5 @@
 // Package filewatch reports changes of the content of a file. It makes no difference how the file was changed. It may
-// be written in place, or replaced by a rename. A symbolic link above it may also point to another file, as when
+// be written in place, or replaced by a rename. A symbolic link in its path may also get another target, as when
 // Kubernetes updates a mounted ConfigMap.
 //
 // The package watches directories instead of the file, because a replaced file loses its watch. It compares contents,

@@ -12,7 +12,7 @@ import (
 // Role is the role of a user of Redis.
 type Role string
 
-// Roles.
+// These are the roles.
 const (
 	Refiller Role = "refiller" // runs replicas, and the commands of operators
 	Consumer Role = "consumer" // takes tokens: the SDK, the sidecar, the command line

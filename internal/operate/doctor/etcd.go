@@ -15,8 +15,8 @@ import (
 const (
 	// usualQuota is the limit of etcd's database in bytes, unless etcd reports another one.
 	usualQuota = 2 << 30
-	// manyWrites is a number of writes that does no harm. After so many writes, an etcd that compacts itself has done
-	// so.
+	// manyWrites is a number of writes that does no harm. After so many writes, an etcd that compacts itself has removed
+	// the first revisions.
 	manyWrites = 10_000
 	// etcdTimeout bounds each examination.
 	etcdTimeout = 2 * time.Second

@@ -16,7 +16,7 @@ import (
 // Level is the severity of a finding.
 type Level string
 
-// Levels.
+// These are the levels, in the order of their severity.
 const (
 	OK      Level = "ok"
 	Unknown Level = "unknown" // the check could not be made

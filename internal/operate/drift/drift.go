@@ -20,7 +20,7 @@ const (
 	abandoned = time.Minute // a bucket whose refill is overdue for longer counts as no longer refilled
 )
 
-// Kinds of changes.
+// These are the kinds of changes.
 const (
 	Added    = "added"
 	Changed  = "changed"

@@ -225,8 +225,9 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 // its limits denies, or if all of its quotas do. Then askAll returns the tokens. A descriptor with up_to is charged
 // even if it gets too few tokens. Its tokens are returned only if a descriptor without up_to denies.
 //
-// Descriptors that return hits come last. If the request is over limit, they return hits only where tokens that they
-// had taken would not be returned.
+// Descriptors that return hits come last. If the request is over limit, most of them only read the state of their
+// limit. Two kinds still return hits, because tokens that they had taken would stay taken. These are descriptors in
+// shadow mode, and those with up_to unless a descriptor without up_to denies.
 func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.limited() && d.taker == nil {

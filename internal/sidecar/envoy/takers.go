@@ -74,7 +74,7 @@ const mostRemembered = 1 << 20
 // DefaultWindowOptions returns the default options, which remember 16,384 windows.
 func DefaultWindowOptions() WindowOptions { return WindowOptions{Remembered: 1 << 14} }
 
-// Validate returns an error for the first option that is out of range. It names the option by its flag of "consumer
+// Validate returns an error for the first option that is out of range. The error names the option's flag of "consumer
 // serve".
 func (o WindowOptions) Validate() error {
 	if len(o.Prefix) > MaxPrefix || strings.ContainsAny(o.Prefix, "{}") {

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// The errors of Enter for a call that may not run.
+// Enter returns these errors for a call that may not run.
 var (
 	ErrFull   = errors.New("fair: the queue is full")
 	ErrLate   = errors.New("fair: the call waited too long")

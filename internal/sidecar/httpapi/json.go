@@ -27,8 +27,8 @@ type objects func() fields
 var escapes = regexp.MustCompile(`\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]|(u[dD][89a-fA-F])|.)`)
 
 // decode reads one JSON object. It refuses members that are unknown, null, given twice or spelled in another case, and
-// text that isn't UTF-8. encoding/json accepts these. But then a client that is misunderstood would take from the wrong
-// bucket.
+// text that isn't UTF-8. encoding/json accepts all of these. A client that is misunderstood would then take from the
+// wrong bucket.
 func decode(body []byte, into fields) error {
 	if !utf8.Valid(body) {
 		return fmt.Errorf("%w: the body is not UTF-8", call.ErrBadRequest)

@@ -16,7 +16,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 )
 
-// Reasons of a refusal.
+// These are the reasons of a refusal.
 const (
 	QueueFull   = "queue_full"
 	QueueWait   = "queue_wait"
@@ -32,7 +32,7 @@ const (
 	Envoy = "envoy"
 )
 
-// Outcomes of a request to a limit.
+// These are the outcomes of a request to a limit.
 const (
 	admitted  = "admitted"
 	nearLimit = "near_limit" // admitted, with more than nearPercent of the limit in use
