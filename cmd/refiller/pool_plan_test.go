@@ -29,7 +29,7 @@ func (w *twoRegions) planned(pools string) (p plan) {
 func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 	t.Parallel()
 	w := startTwoRegions(t)
-	go func() { // us wants some 300/s
+	go func() { // us wants about 300/s
 		rdb, ticker := w.redis["us"].Client(), time.NewTicker(20*time.Millisecond)
 		defer ticker.Stop()
 		for {
