@@ -2,56 +2,56 @@
 
 BIN := bin
 
-# The modules of this repository: bench/ compares with other libraries, deploy/
-# tests the manifests with the libraries of Kubernetes, examples/ puts limits in
-# front of web frameworks, tools/ holds the linter and benchstat. None of these is
-# in the module graph of users.
+# The modules of this repository. bench/ compares the SDK with other libraries.
+# deploy/ tests the manifests with the libraries of Kubernetes. examples/ limits
+# requests to web frameworks. tools/ has the linter and benchstat. The module graph
+# of users doesn't have the dependencies of these.
 MODULES := $(patsubst %/go.mod,%,$(wildcard ./go.mod ./bench/go.mod ./deploy/go.mod ./deploy/apiserver/go.mod ./examples/go.mod ./tools/go.mod))
 
-# Packages whose tests need no server and end in seconds.
+# Packages whose tests need no server and end within seconds.
 UNIT_PKGS ?= $(addsuffix /...,$(wildcard ./policy ./internal/replay/accesslog ./internal/config))
 
-# Packages that `make test` leaves to test-operate and test-languages. `make test-all` tests the first beside the others,
-# where its waits cost nothing.
+# Packages that `make test` doesn't test: test-operate and test-languages do. `make test-all` tests the first one
+# together with the other packages, because it waits most of the time.
 APART := ./test/operate ./test/languages
 
-# Packages whose goroutines share state: `make test` tests these with the race detector and the others without, so that
-# it ends within 15 minutes on two cores of a fresh machine. `make race` tests everything with it.
-# Package pool is not among these: its tests are long simulations, in which the race detector itself crashes now and
-# then.
+# Packages whose goroutines share state. `make test` tests only these with the race detector, so that it ends within 15
+# minutes on two cores of a fresh machine. `make race` tests all packages with the race detector.
+# Package pool is not in the list: its tests are long simulations, in which the race detector itself sometimes crashes.
 RACE_PKGS := ./election ./fetch ./refill
 
-# At most this many test programs run at once. Each starts real servers and waits half of its time: three keep a
-# two-core machine busy.
+# The number of test programs that run at once. Each starts real servers and waits half of the time, so three programs
+# keep a two-core machine busy.
 TEST_PROCS ?= 3
-# Per test program: on a machine that is busy with others, too, the longest one takes three times as long.
+# The timeout of a test program. On a busy machine, the longest one needs three times its usual time.
 TEST_TIMEOUT ?= 20m
 
-# All builds have these in common with the image's, so that each package is compiled once. With -trimpath a program
-# doesn't know where Go's time zones are, unless ZONEINFO says so. Without the debugger's tables packages are compiled
-# in four fifths of the time; stack traces and profiles don't need them.
+# All builds have the same flags as the image's build, so that each package is compiled only once. With -trimpath a
+# program needs ZONEINFO to find Go's time zones. Without the debugger's tables, packages are compiled in four fifths of
+# the time. Stack traces and profiles don't need these tables.
 export CGO_ENABLED := 0
 GOFLAGS_OF_ALL := -trimpath -gcflags=all=-dwarf=false
 export GOFLAGS := $(filter-out $(GOFLAGS_OF_ALL),$(GOFLAGS)) $(GOFLAGS_OF_ALL)
 export ZONEINFO ?= $(shell go env GOROOT)/lib/time/zoneinfo.zip
 
-# Vet runs once, before. What the C compiler adds to the debugger's tables isn't linked, either (-w).
+# run-test runs vet before the tests. With -w, the C compiler's debugger tables aren't linked either.
 GO_TEST := go test -count=1 -shuffle=on -vet=off -ldflags=-w -p $(TEST_PROCS)
 
-# Runs in `make bench`: how often, which benchmarks, which packages.
+# The benchmarks of `make bench`: how often each runs, a pattern for their names, and their packages.
 COUNT ?= 10
 BENCH ?= .
 BENCH_PKGS ?= ./...
-# Flags of the comparison with other libraries in `make bench`: none is the short
-# form of a few minutes, `go -C bench run . -h` lists them.
+# Flags of the comparison with other libraries in `make bench`. Without flags it takes a few minutes.
+# `go -C bench run . -h` lists the flags.
 COMPARE ?=
 
-# Schedules in `make robustness` and `make conserve`, and the seed to replay (empty: a new one, printed). Of the former 48
-# from a drawn seed on have every pair of values of a deployment.
+# N is the number of schedules in `make robustness`, `make conserve` and `make pools`. SEED is the seed of the first
+# one; if it is empty, a random seed is drawn and printed. In `make robustness`, 48 schedules from a drawn seed on have
+# every pair of values of a deployment.
 N ?= 50
 SEED ?=
 
-# Schedules in `make simulate`: of election and refill loop together, and of the pools.
+# Schedules in `make simulate`: SCHEDULES of the election with the refill loop, and POOL_SCHEDULES of the pools.
 SCHEDULES ?= 10000
 POOL_SCHEDULES ?= 60
 
@@ -61,13 +61,13 @@ KILLS ?= 100
 # What `make scale` measures: see test/scale/README.md.
 SCALE ?= -templates 1000,10000,100000,1000000
 
-# Drained budgets that it measures.
+# The number of drained budgets that `make scale` measures.
 BUDGETS ?= 1000000
 
-# Mutants of scripts that `make mutants` runs: an expression for their names, such as ^shared/credit.
+# A regular expression for the names of the mutants that `make mutants` runs, such as ^shared/credit.
 MUTANTS ?= .
 
-# How long `make fuzz` gives each fuzz test.
+# How long `make fuzz` runs each fuzz test.
 FUZZTIME ?= 30s
 
 .DEFAULT_GOAL := help
@@ -80,8 +80,8 @@ help: ## List the targets and the variables they take
 build: ## Build the programs into bin/
 	go build -o $(BIN)/ ./cmd/...
 
-# The targets that test, and what each needs: rows of scripts/require.sh. The steps of a target are those of
-# run-<target>.
+# The targets that run tests. needs-<target> has the programs that a target needs, which are rows of
+# scripts/require.sh. run-<target> has its steps.
 TESTS := test test-operate test-deploy test-languages
 needs-test := go redis cc faketime curl
 needs-test-operate := go redis prometheus chromium
@@ -104,7 +104,7 @@ test-all: ## test and every test-… target, which is what CI runs
 	@scripts/slowest.sh $(MAKE) --no-print-directory APART=./test/languages $(addprefix run-,$(filter-out test-operate,$(TESTS)))
 	@echo "make test-all: passed"
 
-# Not one of the above: the API server takes many minutes to build, the first time.
+# test-apiserver is not in TESTS, because the first build of the API server takes many minutes.
 .PHONY: test-apiserver
 test-apiserver: $(BIN)/kube-apiserver ## Applies manifests, chart and tutorial to a real API server of Kubernetes, strictly
 	go build -o $(BIN)/etcd go.etcd.io/etcd/server/v3
@@ -219,7 +219,7 @@ tidy: ## Tidy every module and format the code
 	@set -e; for m in $(MODULES); do echo "go mod tidy ($$m)"; go -C $$m mod tidy; done
 	gofmt -s -w .
 
-# GoReleaser finds the writer of SBOMs in the PATH.
+# GoReleaser needs bin/sbom, which writes the bills of materials, in the PATH.
 GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" goreleaser
 
 .PHONY: release-docs
@@ -244,7 +244,7 @@ run-test:
 	@$(MAKE) --no-print-directory -j2 run-test-plain run-test-race
 	@$(MAKE) --no-print-directory simulate SCHEDULES=1000 POOL_SCHEDULES=20
 
-# At once, because both wait for half of their time.
+# Both run at the same time, because both wait for half of the time.
 .PHONY: run-test-plain run-test-race
 run-test-plain:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) $$(go list ./... | grep -vxF "$$(go list $(RACE_PKGS) $(APART))")
@@ -255,8 +255,8 @@ run-test-race:
 run-test-operate:
 	$(GO_TEST) -timeout $(TEST_TIMEOUT) ./test/operate
 
-# The programs are compiled before, as the Dockerfile does. Otherwise several tests would compile the same packages at
-# once, within their timeouts.
+# The programs are compiled first, with the flags of the Dockerfile. Otherwise several tests would compile the same
+# packages at the same time, within their timeouts.
 run-test-deploy:
 	go build -tags production ./cmd/...
 	go -C deploy vet ./...
@@ -273,7 +273,7 @@ $(BIN)/node/node_modules/redis: examples/node/package.json
 vet:
 	go vet ./...
 
-# Compiled from source at the versions of tools/go.mod, once, in a minute or two.
+# These are compiled from source once, at the versions in tools/go.mod. That takes a minute or two.
 $(BIN)/golangci-lint: tools/go.mod tools/go.sum
 	go build -C tools -o ../$(BIN)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint
 
@@ -286,13 +286,14 @@ $(BIN)/benchstat: tools/go.mod tools/go.sum
 $(BIN)/govulncheck: Makefile
 	GOBIN="$(CURDIR)/$(BIN)" go install golang.org/x/vuln/cmd/govulncheck@v1.9.0
 
-# With kubectl and helm. A server built from modules doesn't know its version, for which the chart asks.
+# This also builds kubectl and helm. The chart asks the API server for its version, which a server that is built from
+# modules doesn't know. So the version is set here.
 APISERVER_VERSION = $(shell go list -C deploy/apiserver -m -f '{{.Version}}' k8s.io/kubernetes)
 $(BIN)/kube-apiserver: deploy/apiserver/go.mod
 	go build -C deploy/apiserver -ldflags='-s -w -X k8s.io/component-base/version.gitVersion=$(APISERVER_VERSION)' \
 		-o ../../$(BIN)/ helm.sh/helm/v4/cmd/helm k8s.io/kubernetes/cmd/kubectl k8s.io/kubernetes/cmd/kube-apiserver
 
-# Compiled from source, once, in some minutes.
+# This is compiled from source once. That takes some minutes.
 $(BIN)/goreleaser: Makefile
 	GOBIN="$(CURDIR)/$(BIN)" go install github.com/goreleaser/goreleaser/v2@v2.13.3
 
@@ -300,7 +301,7 @@ $(BIN)/goreleaser: Makefile
 $(BIN)/sbom:
 	go build -C deploy -o ../$(BIN)/ ./cmd/sbom
 
-# Their versions are in the code that they generate.
+# The code that these programs generate contains their versions.
 $(BIN)/protoc-gen-go:
 	GOBIN="$(CURDIR)/$(BIN)" go install google.golang.org/protobuf/cmd/protoc-gen-go@v1.36.11
 

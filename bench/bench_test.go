@@ -10,8 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// TestEveryContenderRunsEveryWorkload runs everything for a moment: each contender
-// answers, and with what the workload says.
+// TestEveryContenderRunsEveryWorkload makes a few takes of each contender in each workload. All
+// takes are granted, or denied if the workload says so.
 func TestEveryContenderRunsEveryWorkload(t *testing.T) {
 	ctx := t.Context()
 	s, err := startServer(ctx)
@@ -28,7 +28,7 @@ func TestEveryContenderRunsEveryWorkload(t *testing.T) {
 				require.NoError(t, err)
 				defer func() { require.NoError(t, session.close()) }()
 				got := 0
-				for range 2 { // a limiter that can't start empty grants the first take
+				for range 2 { // the second pass counts, because a limiter that can't start empty grants the first take
 					got = 0
 					for key := range w.keys {
 						ok, err := session.take(ctx, key)

@@ -12,8 +12,8 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-// chartGoroutines is the number of goroutines of the chart's cells. A workload without such a cell is drawn with the
-// next lower number.
+// chartGoroutines is the number of goroutines of the cells in the chart. If a workload has no such cell, its cell with
+// the next lower number is drawn.
 const chartGoroutines = 64
 
 var (
@@ -22,7 +22,7 @@ var (
 	floorColor = color.RGBA{0xd0, 0xd5, 0xdb, 0xff}
 )
 
-// writeChart draws a panel of bars for each workload: takes per second on a
+// writeChart draws a panel of bars for each workload. They show takes per second on a
 // logarithmic scale.
 func (r *report) writeChart(path string) error {
 	cells := r.chartCells()
@@ -86,7 +86,7 @@ func (r *report) chartCells() []cell {
 	return out
 }
 
-// least is the beginning of the axis.
+// least is the smallest value on the axis.
 const least = 1000
 
 // panel draws the chart of a cell. most is the largest value in any panel.
@@ -101,7 +101,7 @@ func (c cell) panel(most float64) *plot.Plot {
 	names := make([]string, len(c.Contenders))
 	bars := make(bars, len(c.Contenders))
 	for i, f := range c.Contenders {
-		row := len(c.Contenders) - 1 - i // the first one on top
+		row := len(c.Contenders) - 1 - i // the first contender is on top
 		names[row] = f.Name
 		bars[row] = bar{value: f.Median.PerSecond, label: fmt.Sprintf("%s (%.3g×)", thousands(f.Median.PerSecond), f.Ratio),
 			color: colorOf(f.Name)}
@@ -110,7 +110,7 @@ func (c cell) panel(most float64) *plot.Plot {
 	p.NominalY(names...)
 	p.Y.Min, p.Y.Max = -0.5, float64(len(names))-0.5
 	p.X.Min, p.X.Max = least, most*10 // room for a label
-	p.Y.Padding = 0.9 * vg.Centimeter // a viewer's font may be wider than ours
+	p.Y.Padding = 0.9 * vg.Centimeter // the font of a viewer may be wider
 	p.Y.Tick.Label.Font.Size = 11
 	return p
 }
@@ -133,7 +133,7 @@ func colorOf(name string) color.Color {
 	return floorColor
 }
 
-// thousands formats a number for people: 12,345.
+// thousands formats a number with commas, such as 12,345.
 func thousands(v float64) string {
 	s := fmt.Sprintf("%.0f", v)
 	for i := len(s) - 3; i > 0; i -= 3 {

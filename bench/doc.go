@@ -1,5 +1,5 @@
-// Command bench compares the consumer SDK with other rate limiters, with the bare commands that no limiter can beat,
-// and with an in-process limiter. It starts a local Redis for that.
+// Command bench compares the consumer SDK with other rate limiters, with bare Redis commands, and with an in-process
+// limiter. It starts a local Redis for that.
 //
 //	go run . [-rounds N] [-time D] [-workload hot,many,denied,far,stalled]
 //	         [-goroutines 1,64] [-only REGEXP] [-json FILE] [-chart FILE]
@@ -7,27 +7,27 @@
 // # Workloads
 //
 //   - hot: all goroutines take from one key that always has tokens.
-//   - many: each goroutine walks through 10,000 such keys in an order of its own.
+//   - many: each goroutine takes from 10,000 such keys in turn, in a different order.
 //   - denied: all goroutines take from one key that has no tokens.
-//   - far: like the workload many, but a round trip to the server takes 20 ms
-//     longer, for some of the contenders.
-//   - stalled: 20 goroutines of a process that is stopped part of the time take
-//     from 100 keys, a hundred times a second each, for some of the contenders.
+//   - far: like many, but a round trip to the server takes 20 ms longer. Only some
+//     contenders run it.
+//   - stalled: a process is stopped part of the time. Its 20 goroutines take from
+//     100 keys, a hundred times a second each. Only some contenders run it.
 //
-// Every contender answers single takes with its own defaults, with two exceptions: fetch has a deadline of 100 ms,
-// although the others have none, and go-redisstore gets a pool that keeps its connections. Contenders that use go-redis
-// get clients with the same options; go-zero makes its own.
+// Every contender answers single takes with its own defaults. There is one exception: go-redisstore gets a pool that
+// keeps its connections. With its defaults, fetch has a deadline of 100 ms, while the others have none. Contenders that
+// use go-redis get clients with the same options; go-zero makes its own client.
 //
 // # Measuring
 //
-// Within a round the contenders run one after the other, each for the given time. Before that, a contender takes once
-// from every key and then runs for half of that time, so that caches and connections are warm. So the workload of many
-// keys is like a service whose keys have been in use for a while. Each round starts with another contender, so that
-// other work of the machine affects all of them. The first round isn't counted. Figures are medians over the rounds; a
-// ratio is the median of the ratios within each round.
+// Within a round the contenders run one after the other, each for the given time. Before its run, a contender takes
+// once from every key and then takes for half of the given time, so that caches and connections are warm. So the
+// workload many is like a service whose keys have been in use for a while. Each round starts with another contender, so
+// that other work of the machine affects all of them. The first round isn't counted. Figures are medians over the
+// rounds. A ratio is the median of the ratios within each round.
 //
-// Only answered takes count. The table shows the other takes as errors. Client CPU is that of this process (getrusage),
-// including the benchmark itself. Redis CPU and commands are the server's own counts (INFO). A script and each command
-// within it count as commands. Bytes per key is the MEMORY USAGE of all keys that exist after one take of each of 1,000
-// buckets.
+// Only answered takes count. The table shows the other takes as errors. Client CPU is the processor time of this
+// process (getrusage), including the benchmark itself. Redis CPU and commands are the server's own counts (INFO). A
+// script counts as a command, and so does each command within it. For bytes per key, each of up to 1,000 buckets is
+// taken from once. The figure is the MEMORY USAGE of all keys that exist then, divided by the number of buckets.
 package main

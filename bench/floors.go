@@ -7,8 +7,8 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// floors are contenders without which no take is possible: the bare script, the bare commands, and a limiter without a
-// server.
+// floors returns the contenders that show the lowest possible cost: a minimal script, bare commands, and a limiter
+// without a server.
 func floors() []contender {
 	return []contender{
 		{name: "EVALSHA", open: openEvalsha(direct)},
@@ -19,7 +19,7 @@ func floors() []contender {
 	}
 }
 
-// bareTake is the shortest possible script of a take.
+// bareTake is a minimal script for a take.
 var bareTake = redis.NewScript(`local left = redis.call('DECRBY', KEYS[1], ARGV[1])
 if left < 0 then redis.call('INCRBY', KEYS[1], ARGV[1]) end
 return left`)
@@ -75,7 +75,7 @@ func openPipelinedDecr(ctx context.Context, s *server, w workload, names []strin
 	return &session{take: take, batch: batch, close: rdb.Close}, nil
 }
 
-// openBare makes a client and the keys of the bare commands.
+// openBare makes a client and creates the keys for the bare commands.
 func openBare(ctx context.Context, s *server, w workload, names []string) (*redis.Client, error) {
 	rdb := redis.NewClient(s.clientOptions())
 	if err := bareTake.Load(ctx, rdb).Err(); err != nil {

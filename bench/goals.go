@@ -7,15 +7,14 @@ import (
 	"text/tabwriter"
 )
 
-// goal is a value that fetch is meant to reach. It is a figure of a contender, or a ratio of two contenders in one
-// cell.
+// goal is a value that fetch should reach. It is a figure of a contender, or the ratio of two contenders in one cell.
 type goal struct {
 	workload   string
 	goroutines int
-	of, to     string // if to is empty, the goal is no ratio
+	of, to     string // names of contenders; if to is empty, the goal isn't a ratio
 	value      func(sample) float64
 	what       string
-	most       bool // want is the highest value, otherwise the lowest
+	most       bool // want is the largest allowed value, otherwise the smallest
 	want       float64
 }
 

@@ -19,8 +19,8 @@ import (
 	zeroredis "github.com/zeromicro/go-zero/core/stores/redis"
 )
 
-// libraries are other rate limiters that keep their state in Redis. Each has the workload's tokens per hour, or the
-// nearest possible rate, and makes its keys itself.
+// libraries returns other rate limiters that keep their state in Redis. Each has the workload's tokens per hour, or the
+// nearest rate that it supports. Each creates its keys itself.
 func libraries() []contender {
 	return []contender{
 		{name: baseline, open: openRedisRate},
@@ -79,8 +79,8 @@ func openUlule(_ context.Context, s *server, w workload, names []string) (*sessi
 	return &session{take: take, close: rdb.Close}, nil
 }
 
-// openZeroToken opens a limiter of go-zero, which has only rates per second. go-zero shares its clients by address and
-// never closes them.
+// openZeroToken opens a limiter of go-zero, which supports only rates per second. go-zero has one client for each
+// address, and never closes it.
 func openZeroToken(_ context.Context, s *server, w workload, names []string) (*session, error) {
 	logx.Disable()
 	rdb, err := zeroredis.NewRedis(zeroredis.RedisConf{Host: s.addr, Type: zeroredis.NodeType})
@@ -131,8 +131,8 @@ func openRueidis(_ context.Context, s *server, w workload, names []string) (*ses
 	}}, nil
 }
 
-// openRedisStore opens a limiter of go-redisstore with a pool like that of go-redis. With its default pool it would
-// open a connection for each take, and fail with more than a hundred at once.
+// openRedisStore opens a limiter of go-redisstore with a connection pool like go-redis' pool. With its default pool it
+// would open a connection for each take, and fail with more than a hundred takes at once.
 func openRedisStore(_ context.Context, s *server, w workload, names []string) (*session, error) {
 	size := s.rdb.Options().PoolSize
 	pool := &redis.Pool{

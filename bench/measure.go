@@ -14,11 +14,11 @@ import (
 )
 
 const (
-	// footprintKeys is the number of buckets whose memory is counted.
+	// footprintKeys is the largest number of buckets whose memory is measured.
 	footprintKeys = 1000
-	// sampled is the number of takes of a fast contender for each reading of the clock.
+	// sampled is the number of takes of a fast contender that are timed together.
 	sampled = 64
-	// longestTake is the longest latency that is distinguished from longer ones.
+	// longestTake is the largest latency in the histograms. A longer latency counts as this one.
 	longestTake = 10 * time.Second
 )
 
@@ -38,7 +38,7 @@ type sample struct {
 type entrant struct {
 	contender
 	*session
-	bytes float64 // per key
+	bytes float64 // memory per key
 }
 
 // measure runs a workload with each number of goroutines, and reports each cell as soon as it is done.
@@ -107,7 +107,7 @@ func chosen(w workload, o options) []contender {
 	return out
 }
 
-// keys returns the workload's keys with the contender's name as a prefix, because all contenders share one server.
+// keys returns the workload's keys. The contender's name is their prefix, because all contenders share one server.
 func (c contender) keys(w workload) []string {
 	names := w.names()
 	for i := range names {
@@ -116,7 +116,7 @@ func (c contender) keys(w workload) []string {
 	return names
 }
 
-// footprints measures the memory of a key, contender by contender.
+// footprints measures the memory of a key, for each contender.
 func footprints(ctx context.Context, s *server, w workload, o options) (map[string]float64, error) {
 	out := make(map[string]float64)
 	if w.trip > 0 {
@@ -168,7 +168,7 @@ func newTeam(goroutines int) *team {
 // run measures the takes that all members make during d. Before that, one token is taken from each key, and then all
 // members take for d/2 to warm up.
 func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d time.Duration) (sample, error) {
-	// Like a server's requests, takes can be cancelled.
+	// The context can be cancelled, as the context of a request to a server can.
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	touch(ctx, w, e.session)
@@ -186,18 +186,18 @@ func (t *team) run(ctx context.Context, s *server, w workload, e *entrant, d tim
 	return t.sample(after.since(before), took.Seconds(), max(e.batch, 1)), nil
 }
 
-// touch takes once from each key. A contender may read something at the first take of a key, or at the first take after
-// a pause. After touch it has done so before the run.
+// touch takes once from each key. A contender may make additional calls at the first take from a key, or at the first
+// take after a pause. After touch, it doesn't make these calls during the measured run.
 func touch(ctx context.Context, w workload, s *session) {
 	if w.trip > 0 {
 		return // it would take too long
 	}
-	const at = 64 // goroutines
+	const at = 64 // number of goroutines
 	var wg sync.WaitGroup
 	for i := range at {
 		wg.Go(func() {
 			for key := i; key < w.keys; key += at {
-				_, _ = s.take(ctx, key) // the run shows a failure
+				_, _ = s.take(ctx, key) // an error is ignored: the measured run counts errors
 			}
 		})
 	}

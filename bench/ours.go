@@ -19,7 +19,7 @@ const (
 	asGiven  = "fetch, default client"
 )
 
-// ours are the contenders that use package fetch, all with its default timeout.
+// ours returns the contenders that use package fetch, all with its default timeout.
 func ours() []contender {
 	every := []fetch.Option{fetch.WithDenyCache(false)}
 	return []contender{
@@ -32,8 +32,10 @@ func ours() []contender {
 	}
 }
 
-// keeps and ignores change the options of the go-redis client: whether sockets keep the deadlines of contexts.
-func keeps(*redis.Options)     {}
+// keeps leaves the options of the go-redis client as they are: sockets keep the deadlines of contexts.
+func keeps(*redis.Options) {}
+
+// ignores changes the options of the go-redis client: sockets ignore the deadlines of contexts.
 func ignores(o *redis.Options) { o.ContextTimeoutEnabled = false }
 
 func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb *redis.Client, name string,
@@ -60,7 +62,7 @@ func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb
 	}
 }
 
-// inMemory marks the sessions of a contender that mostly takes without a call.
+// inMemory marks the sessions of a contender as fast, because most of its takes make no call.
 func inMemory(open opener) opener {
 	return func(ctx context.Context, s *server, w workload, names []string) (*session, error) {
 		out, err := open(ctx, s, w, names)
@@ -72,7 +74,7 @@ func inMemory(open opener) opener {
 	}
 }
 
-// createBucket makes a bucket that no replica refills.
+// createBucket creates a bucket. No replica refills it.
 func createBucket(ctx context.Context, rdb *redis.Client, name string, w workload) error {
 	p := policy.Policy{Capacity: plenty, Rate: policy.Rate{Tokens: 1, Per: hour}, Interval: policy.MaxInterval}
 	if w.denied {

@@ -31,7 +31,7 @@ type cell struct {
 	Contenders []figures `json:"contenders"`
 }
 
-// figures are the figures of a contender in a cell.
+// figures has the results of a contender in a cell.
 type figures struct {
 	Name        string   `json:"name"`
 	Median      sample   `json:"median"`
@@ -51,7 +51,7 @@ func newReport(ctx context.Context, s *server, o options) *report {
 	return &report{Machine: machine, Date: time.Now().UTC().Truncate(time.Second), Rounds: o.rounds, Time: o.time.String()}
 }
 
-// processor returns the name of the first processor, where the kernel reports it.
+// processor returns the name of the first processor, if the kernel reports it.
 func processor() string {
 	text, _ := os.ReadFile("/proc/cpuinfo")
 	for line := range strings.Lines(string(text)) {
@@ -74,7 +74,7 @@ func moduleVersion(path string) string {
 
 func (r *report) add(c cell) { r.Cells = append(r.Cells, c) }
 
-// cell returns the measurements of a workload and a number of goroutines, nil if there are none.
+// cell returns the measurements of a workload with a number of goroutines, or nil if there are none.
 func (r *report) cell(workload string, goroutines int) *cell {
 	for i, c := range r.Cells {
 		if c.Workload == workload && c.Goroutines == goroutines {
@@ -92,7 +92,7 @@ func (r *report) writeJSON(path string) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// get returns the figures of a contender, nil if there are none.
+// get returns the figures of a contender, or nil if there are none.
 func (c *cell) get(name string) *figures {
 	for i, f := range c.Contenders {
 		if f.Name == name {

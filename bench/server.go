@@ -17,7 +17,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 )
 
-// startPatience is the longest time until a server answers after its start.
+// startPatience is how long a server may take to answer after its start.
 const startPatience = 30 * time.Second
 
 // server is a Redis that the benchmark has started. It stores nothing on disk.
@@ -42,7 +42,7 @@ func startServer(ctx context.Context) (*server, error) {
 	cmd := exec.Command(name, "--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no", "--dir",
 		os.TempDir())
 	cmd.Stdout, cmd.Stderr = &log, &log
-	// An interrupt from the terminal is for this process only.
+	// The server gets its own process group, so that an interrupt from the terminal doesn't reach it.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start redis: %w (install redis-server 7.0 or later, or set REDIS_SERVER)", err)
@@ -78,7 +78,7 @@ func (s *server) clientOptions() *redis.Options {
 
 func (s *server) connect() { s.rdb = redis.NewClient(s.clientOptions()) }
 
-// behind returns the server as clients reach it over a longer round trip.
+// behind returns a copy of the server whose clients have a longer round trip. stop stops the proxy between them.
 func (s *server) behind(trip time.Duration) (far *server, stop func() error, err error) {
 	proxy, err := faultproxy.New(s.addr, faultproxy.Options{})
 	if err != nil {

@@ -16,18 +16,18 @@ import (
 	"time"
 )
 
-// childEnv is the variable with a child in JSON. If it is set, the process runs as that child.
+// childEnv is an environment variable with a child in JSON. If it is set, the process runs as that child.
 const childEnv = "REFILLER_BENCH_CHILD"
 
-// child is a process that takes from a server, a hundred times a second in each of its goroutines, and is stopped part
-// of the time, as a quota of its processor does.
+// child describes a process whose goroutines take from a server, a hundred times a second each. The process is stopped
+// part of the time, as the kernel stops a process that has used up its processor quota.
 type child struct {
 	Addr, Contender string
 	Goroutines      int
 	Time            time.Duration
 }
 
-// ready is the line that a child prints when its takes begin. It prints its sample afterwards.
+// ready is the line that a child prints when its takes begin. At the end it prints its sample.
 const ready = "ready"
 
 // run makes the takes of the child, and prints the results.
@@ -72,7 +72,8 @@ func (c child) run(ctx context.Context, out io.Writer) error {
 	return session.close()
 }
 
-// stop runs the child in a process and stops it for a part of each period. It returns the results of the child.
+// stop runs the child in a process, and stops the process for of in each period of every. It returns the child's
+// results.
 func (c child) stop(ctx context.Context, of, every time.Duration) (found sample, err error) {
 	text, err := json.Marshal(c)
 	if err != nil {
@@ -101,7 +102,7 @@ func (c child) stop(ctx context.Context, of, every time.Duration) (found sample,
 		over <- json.Unmarshal(lines.Bytes(), &found)
 	}()
 	for {
-		_ = cmd.Process.Signal(syscall.SIGSTOP) // it may have ended already
+		_ = cmd.Process.Signal(syscall.SIGSTOP) // fails if the process has ended already
 		time.Sleep(of)
 		_ = cmd.Process.Signal(syscall.SIGCONT)
 		select {
@@ -115,13 +116,13 @@ func (c child) stop(ctx context.Context, of, every time.Duration) (found sample,
 	}
 }
 
-// stalls are the times for which children are stopped in each period.
+// stalls has the times for which children are stopped, and the periods.
 var stalls = []struct{ of, every time.Duration }{
 	{50 * time.Millisecond, 70 * time.Millisecond}, {80 * time.Millisecond, 100 * time.Millisecond},
 	{150 * time.Millisecond, 170 * time.Millisecond}, {300 * time.Millisecond, 320 * time.Millisecond},
 }
 
-// measureStalled runs each contender in children that are stopped, one for each of stalls, and reports the results.
+// measureStalled runs each contender in one child for each of stalls, and reports the results.
 func measureStalled(ctx context.Context, s *server, o options, report func(cell)) error {
 	for _, stall := range stalls {
 		title := fmt.Sprintf("stopped for %s of %s", stall.of, stall.every)

@@ -13,7 +13,7 @@ type workload struct {
 	denied     bool // the keys have no tokens
 	goroutines []int
 	trip       time.Duration // additional time of a round trip to the server
-	only       []string      // contenders; empty: all
+	only       []string      // names of the contenders that run it; empty: all
 }
 
 var workloads = []workload{
@@ -33,12 +33,12 @@ var stalled = workload{name: "stalled", title: "100 keys", keys: 100, goroutines
 }}
 
 const (
-	// plenty is the number of tokens of an hour. No run uses up so many, and every contender can count them.
+	// plenty is the number of tokens per hour. No run takes so many, and it isn't too large for any contender.
 	plenty = 1_000_000_000
 	hour   = time.Hour
 )
 
-// tokens returns the number of tokens of a key for each hour, which is also the number at the beginning.
+// tokens returns the number of tokens that a key gets per hour, and has at the beginning.
 func (w workload) tokens() int {
 	if w.denied {
 		return 1
@@ -55,7 +55,7 @@ func (w workload) names() []string {
 	return names
 }
 
-// walk yields all keys, for each goroutine in another order.
+// walk goes through the numbers of all keys again and again. It starts with a different key for each goroutine.
 type walk struct{ at, step, keys int }
 
 func (w workload) walk(goroutine int) walk {

@@ -1,24 +1,23 @@
 #!/bin/sh
-# Runs benchmarks, keeps the figures in bin/bench and compares them with those
-# of the run before.
+# Runs benchmarks, stores the figures in bin/bench, and compares them with the
+# figures of the run before, if bin/benchstat exists.
 #   bench.sh COUNT BENCH PACKAGES...
-# BENCH is a regular expression of benchmark names. benchstat is used if
-# bin/benchstat is there.
+# BENCH is a regular expression for the names of benchmarks.
 set -eu
 
 count=$1 bench=$2
 shift 2
 
 mkdir -p bin/bench
-# Only a complete run becomes the one to compare with.
+# Only the figures of a complete run are stored.
 trap 'rm -f bin/bench/running.txt bin/bench/failed' EXIT
 : >bin/bench/running.txt
 
-# The figures go to the terminal and to running.txt. The exit status of go test
-# passes the pipe as a file, because sh has no pipefail.
+# The figures go to the terminal and to running.txt. sh has no pipefail, so the
+# file "failed" records that go test failed.
 rm -f bin/bench/failed
 {
-	# -p 1: two packages at once would measure each other.
+	# With -p 1, only one package runs at a time. Otherwise packages would slow each other.
 	go test -run '^$' -bench "$bench" -benchmem -count "$count" -timeout 0 -p 1 "$@" ||
 		touch bin/bench/failed
 } | tee -a bin/bench/running.txt

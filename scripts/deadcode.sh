@@ -1,6 +1,6 @@
 #!/bin/sh
-# Functions that no program of the project reaches must be public API, and are listed in scripts/public-api.txt. What is
-# neither is for tests only, or dead.
+# Checks that each function that no program of the project reaches is public API. scripts/public-api.txt lists these.
+# Any other unreachable function is dead, or is used by tests only.
 #   deadcode.sh           fails if a function is unreachable and not listed, or listed and reachable
 #   deadcode.sh -write    writes the list
 set -eu

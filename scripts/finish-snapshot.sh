@@ -1,6 +1,6 @@
 #!/bin/sh
-# Completes what GoReleaser has left in dist/ by the image and the chart, and tries all of it: every checksum, the
-# programs of this machine from their archive, the bills of materials, the image's two platforms. "make
+# Adds the image and the chart to the files that GoReleaser has written to dist/, and then checks everything: the
+# checksums, the bills of materials, the two platforms of the image, and the programs for this machine. "make
 # release-snapshot" runs it.
 set -eu
 cd "$(dirname "$0")/../dist"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs every fuzz test below a directory for a while each.
+# Runs every fuzz test below a directory, each for FUZZTIME.
 #   fuzz.sh FUZZTIME [DIR]
 set -eu
 

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Turn the pages over to the first release, once, in the commit that its tag names:
+# Changes the pages of the documentation for the first release. Run it once, in the commit of the release:
 #   scripts/release-docs.sh [DIR]
-# In every page of DIR (this repository) the lines from "<!-- unreleased -->" to "<!-- /unreleased -->" are deleted, and
-# the lines from "<!-- released" to "released -->" are no longer a comment.
+# DIR is a directory with pages; the default is this repository. In every page the script deletes the lines from
+# "<!-- unreleased -->" to "<!-- /unreleased -->". It also removes the comment marks around the lines from
+# "<!-- released" to "released -->".
 set -euo pipefail
 cd "${1:-$(dirname "${BASH_SOURCE[0]}")/..}"
 

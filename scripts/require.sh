@@ -1,14 +1,15 @@
 #!/bin/sh
-# Makes sure that a target has what it needs: says what is there, installs what
-# is missing, and fails with a line for each thing that can't be installed.
+# Makes sure that the programs that a target needs are installed. It prints the
+# ones that it finds, installs the missing ones, and fails with a line for each
+# one that can't be installed.
 #   require.sh NAME...
-# Packages come from apt-get, apk or brew, with sudo where it is needed.
+# Packages come from apt-get, apk or brew, with sudo if it is needed.
 set -eu
 
-# The one list of what the project needs: the name, the packages of Debian and
-# Ubuntu, of Alpine and of Homebrew (- for none), and what it is. A program of
-# another name, or of some version, has its check in have(). The etcd of the
-# tests is not here: they build it from the modules in go.mod.
+# The list of all programs that the project needs. The columns are the name, the
+# packages of Debian and Ubuntu, of Alpine, and of Homebrew (- for none), and a
+# description. If the program has another name, or needs a version, have() has
+# its check. The list doesn't have etcd: the tests build it from go.mod.
 list='
 go         | -                 | go           | go         | Go of the version in go.mod: https://go.dev/dl
 make       | make              | make         | make       | make
@@ -32,10 +33,10 @@ field() {
 	printf '%s\n' "$list" | awk -F '[ ]*[|][ ]*' -v name="$1" -v n="$2" '$1 == name { print $n }'
 }
 
-# have NAME prints what is there, or fails.
+# have NAME prints the program or version that is installed, or fails.
 have() {
 	case $1 in
-	go) go list -m >/dev/null && go version ;; # as new as go.mod wants, or able to download that version
+	go) go list -m >/dev/null && go version ;; # fails if Go is older than go.mod wants and can't download that version
 	redis) redis_version ;;
 	cc) compiler ;;
 	faketime) ls /usr/lib*/faketime/libfaketime.so.1 /usr/lib/*/faketime/libfaketime.so.1 | grep . ;;
@@ -57,16 +58,16 @@ redis_version() {
 	[ "${major:-0}" -ge 7 ]
 }
 
-# compiler builds a program, as gcc may be there without the C library's headers.
-# On macOS the race detector does without.
+# compiler compiles a program, because the headers of the C library may be missing
+# although gcc is installed. On macOS the race detector needs no C compiler.
 compiler() {
 	[ "$(uname -s)" != Darwin ] || { echo "not needed on macOS"; return; }
 	cc=$(go env CC) || cc=gcc
-	# shellcheck disable=SC2086 # CC may carry flags
+	# shellcheck disable=SC2086 # CC may have flags
 	printf '#include <stdlib.h>\nint main(void) { return 0; }\n' | $cc -x c -o /dev/null - && command -v "${cc%% *}"
 }
 
-# The package manager: its column in the list, its name, and how to call it.
+# The package manager: its column in the list, and the command that installs packages.
 if command -v apt-get >/dev/null 2>&1; then
 	column=2 manager='apt-get install'
 elif command -v apk >/dev/null 2>&1; then
@@ -92,7 +93,8 @@ allowed() {
 	return 1
 }
 
-# install PACKAGE... The lists of packages are empty in fresh containers, and may be stale elsewhere.
+# install PACKAGE... installs packages. If apt-get fails, it updates the lists of packages and tries again: the lists
+# are empty in fresh containers, and may be old elsewhere.
 install() {
 	case $manager in
 	apt*) apt_install "$@" || { $sudo apt-get update && apt_install "$@"; } ;;
@@ -120,7 +122,7 @@ absent=
 for name in $missing; do
 	packages=-
 	[ "$column" = 0 ] || packages=$(field "$name" "$column")
-	[ "$name" != redis ] || [ -z "${REDIS_SERVER:-}" ] || packages=- # the one that was named is wanted
+	[ "$name" != redis ] || [ -z "${REDIS_SERVER:-}" ] || packages=- # REDIS_SERVER must name a program that works
 	advice=
 	if [ "$packages" != - ]; then
 		advice=" ($manager $packages)"

@@ -1,13 +1,13 @@
 #!/bin/sh
-# Runs a command that calls go test, and prints which ten packages took longest
-# and how long all of it took. Fails if the command does.
+# Runs a command that calls go test. Then it prints the ten slowest packages and
+# the time of the whole command. It fails if the command fails.
 #   slowest.sh COMMAND...
 set -eu
 
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 began=$(date +%s)
-# The exit status passes the pipe as a file, because sh has no pipefail.
+# sh has no pipefail, so the file "status" records that the command succeeded.
 { "$@" && echo 0 >"$dir/status"; } | tee "$dir/log" || true
 
 echo "slowest packages:"

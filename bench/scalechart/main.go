@@ -1,5 +1,7 @@
-// Command scalechart draws the cost of keeping active buckets full, from the figures that the suite in test/scale has
-// written: scalechart FIGURES.json CHART.svg.
+// Command scalechart draws a chart of the cost of refilling active buckets. It reads the figures that test/scale has
+// written:
+//
+//	scalechart FIGURES.json CHART.svg
 package main
 
 import (
@@ -20,7 +22,7 @@ import (
 	"gonum.org/v1/plot/vg/draw"
 )
 
-// figure is the part of a measurement that is drawn.
+// figure has the fields of a measurement that the chart uses.
 type figure struct {
 	Configured    bool    `json:"configured"`
 	Keys          int     `json:"keys"`
@@ -58,9 +60,9 @@ func run(args []string) error {
 	return p.Save(24*vg.Centimeter, 14*vg.Centimeter, args[1])
 }
 
-// chart draws two lines for every store and number of buckets of templates. They show the processors of Redis and of
-// the refillers by the number of active buckets, for one replica. A measurement with an interval longer than a second
-// counts as one with fewer active buckets.
+// chart draws two lines for every kind of store and number of buckets. One line shows how many processors Redis uses,
+// and the other how many the refiller uses, by the number of active buckets. It uses only measurements of templates
+// with one replica. If the interval is longer than a second, the number of active buckets is divided by the seconds.
 func chart(figures []figure) (*plot.Plot, error) {
 	lines := map[series]plotter.XYs{}
 	for _, f := range figures {
@@ -101,12 +103,12 @@ func chart(figures []figure) (*plot.Plot, error) {
 		p.Add(line, marks)
 		p.Legend.Add(s.String(), line, marks)
 	}
-	p.X.Max *= 1.06 // for the right half of the last number
+	p.X.Max *= 1.06 // room for the right half of the last number
 	p.Y.Max *= 1.06
 	return p, nil
 }
 
-// series is a line of the chart: the processors of Redis or the refiller.
+// series identifies a line of the chart. of is Redis or the refiller.
 type series struct {
 	cluster bool
 	buckets int
@@ -124,7 +126,7 @@ func (s series) String() string {
 	return fmt.Sprintf("%s, %s, %s buckets", s.of, s.store(), thousands(s.buckets))
 }
 
-// separated makes the usual marks of an axis, with separators of thousands in the numbers.
+// separated makes the usual marks of an axis, with commas in large numbers.
 type separated struct{}
 
 func (separated) Ticks(least, most float64) []plot.Tick {

@@ -1,5 +1,5 @@
-// Command chi limits the requests to a chi router: each client may make three requests at once, and earns one more each
-// minute. It needs a Redis on 127.0.0.1:6379.
+// Command chi limits the requests to a chi router. Each client may make three requests at once, and one more for each
+// minute that passes. It needs a Redis on 127.0.0.1:6379.
 package main
 
 import (

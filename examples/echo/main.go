@@ -1,5 +1,5 @@
-// Command echo limits the requests to an Echo server: each client may make three requests at once, and earns one more
-// each minute. It needs a Redis on 127.0.0.1:6379.
+// Command echo limits the requests to an Echo server. Each client may make three requests at once, and one more for
+// each minute that passes. It needs a Redis on 127.0.0.1:6379.
 package main
 
 import (
@@ -48,8 +48,8 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 	return e, nil
 }
 
-// answerErrors sends the answer to a handler's error before the limiter's middleware ends. Echo itself would do so
-// later, and SkipFailed would see no status.
+// answerErrors sends the response for a handler's error before the limiter's middleware ends. Otherwise Echo would send
+// it later, and the middleware couldn't use its status for SkipFailed.
 func answerErrors(next echo.HandlerFunc) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		if err := next(c); err != nil {

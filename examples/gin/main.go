@@ -1,4 +1,4 @@
-// Command gin limits the requests to a Gin engine: each client may make three requests at once, and one more for each
+// Command gin limits the requests to a Gin engine. Each client may make three requests at once, and one more for each
 // minute that passes. It needs a Redis on 127.0.0.1:6379.
 package main
 

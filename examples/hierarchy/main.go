@@ -1,6 +1,7 @@
-// Command hierarchy charges each request to its user, to the user's team, and to a pool that all regions share, or to
-// none of them. Batch work leaves a part of each bucket for interactive work. In each region's Redis the pool is a
-// bucket. "refiller run" with hierarchy.yaml keeps it full, and publishes the templates of teams and users:
+// Command hierarchy charges each request to three buckets, or to none of them: the bucket of its user, of the user's
+// team, and of a pool that all regions share. Batch work leaves a part of each bucket for interactive work. "refiller
+// run" with hierarchy.yaml refills the pool's bucket in the region's Redis, and publishes the templates of teams and
+// users. Then this command can be tried with:
 //
 //	curl -i -H 'X-Team: red' -H 'X-User: ann' http://127.0.0.1:8080/
 //	curl -i -H 'X-Team: red' -H 'X-User: ann' -H 'X-Batch: 1' http://127.0.0.1:8080/
@@ -33,15 +34,15 @@ func main() {
 	os.Exit(1)
 }
 
-// charge takes a token from the buckets of the pool, of the team and of the user, or none from any of them. Denied is
-// the key of the bucket that denied.
+// charge takes a token from each of three buckets, or none: the buckets of the user, the team and the pool. In the
+// result, Denied is the key of the bucket that denied.
 func charge(ctx context.Context, client *fetch.Client, team, user string, batch bool) (fetch.AllResult, error) {
 	var opts []fetch.CallOption
 	if batch {
 		opts = append(opts, fetch.WithLeavePercent(leaveToInteractive))
 	}
 	return client.TakeAll(ctx, []fetch.Request{
-		{Key: "user:" + team + "/" + user, N: 1}, // Denied has the first that denies, so the narrowest comes first
+		{Key: "user:" + team + "/" + user, N: 1}, // Denied is the first bucket that denies, so the narrowest is first
 		{Key: "team:" + team, N: 1},
 		{Key: "api", N: 1},
 	}, opts...)

@@ -16,7 +16,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A team has 100 tokens, each of its users 60, none come meanwhile, and batch work leaves a fifth of each.
+// A team has 100 tokens, and each of its users has 60. The rates are so low that no tokens are added during the test.
+// Batch work leaves a fifth of each bucket.
 func TestARequestIsChargedToUserTeamAndPoolOrToNone(t *testing.T) {
 	server, etcd := testenv.Redis(t), testenv.Etcd(t, 1)
 	text, err := os.ReadFile("hierarchy.yaml")

@@ -13,7 +13,7 @@ import (
 // charge has the reservations of a request.
 type charge struct {
 	*gateway
-	ctx              context.Context // of the request, but not cancelled when the client leaves
+	ctx              context.Context // the context of the request, but not cancelled when the client disconnects
 	held             []*fetch.Reservation
 	prompt, estimate int64
 }
@@ -25,7 +25,8 @@ func chargeOf(ctx context.Context) *charge {
 	return c
 }
 
-// reserve reserves the estimate in the budgets with these keys, or nothing. It returns the denial, if there is one.
+// reserve reserves the estimate in all budgets with these keys, or in none of them. If a budget denies, reserve returns
+// the denied reservation.
 func (c *charge) reserve(ctx context.Context, keys ...string) (denied *fetch.Reservation, err error) {
 	for _, key := range keys {
 		r, err := c.client.Reserve(ctx, key, c.estimate, c.longest, fetch.WithOverrun(policy.OverrunDebt))
@@ -38,8 +39,8 @@ func (c *charge) reserve(ctx context.Context, keys ...string) (denied *fetch.Res
 	return nil, nil
 }
 
-// settle ends the reservations. Unused tokens of the estimate are returned to the budgets. Tokens that were used beyond
-// it are taken from the budgets, which owe those that they lack.
+// settle settles the reservations. Unused tokens of the estimate are returned to the budgets. Tokens that were used
+// beyond the estimate are taken from the budgets. If a budget lacks some of these, it owes them.
 func (c *charge) settle(used int64) {
 	for _, r := range c.held {
 		if _, err := r.Settle(c.ctx, used); err != nil {
@@ -48,15 +49,15 @@ func (c *charge) settle(used int64) {
 	}
 }
 
-// meter counts the tokens of a response while it is forwarded. It settles the reservations when the response has ended,
-// for whatever reason.
+// meter counts the tokens of a response while the response is forwarded. It settles the reservations when the response
+// has ended, for whatever reason.
 type meter struct {
 	io.ReadCloser
 	charge *charge
-	ok     bool   // the model answers
-	line   []byte // read so far
-	deltas int64  // pieces of text, which are a token each
-	total  int64  // sent by the model at the end; 0: not sent
+	ok     bool   // the model answered with status 200
+	line   []byte // the part of the current line that was read
+	deltas int64  // pieces of text; each counts as a token
+	total  int64  // number of tokens that the model sends at the end; 0 before
 }
 
 func (m *meter) Read(p []byte) (int, error) {
@@ -72,7 +73,7 @@ func (m *meter) Read(p []byte) (int, error) {
 	}
 }
 
-// count reads a line of the stream. It ignores lines that are no event.
+// count counts the tokens in a line of the stream. It ignores lines that aren't events.
 func (m *meter) count(line []byte) {
 	data, _ := bytes.CutPrefix(line, []byte("data:"))
 	var event struct {
@@ -88,13 +89,13 @@ func (m *meter) count(line []byte) {
 }
 
 func (m *meter) Close() error {
-	m.count(m.line) // the last line of an answer that is no stream may lack its end
+	m.count(m.line) // the last line may lack a line feed if the answer isn't a stream
 	switch {
 	case !m.ok:
 		m.charge.settle(0)
 	case m.total > 0:
 		m.charge.settle(m.total)
-	default: // the client has left, or the model's stream broke
+	default: // the client has disconnected, or the model's stream broke
 		m.charge.settle(m.charge.prompt + m.deltas)
 	}
 	return m.ReadCloser.Close()

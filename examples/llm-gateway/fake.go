@@ -8,7 +8,8 @@ import (
 	"time"
 )
 
-// fakeLLM streams half of the allowed tokens, and then sends the number of all tokens with those of the prompt.
+// fakeLLM is a simulated model. It streams half of the allowed tokens. Then it sends the total number of tokens, in
+// which the prompt counts as seven.
 type fakeLLM struct {
 	pace func(ctx context.Context, i int) error // waits for the next token
 }
@@ -33,7 +34,7 @@ func (f fakeLLM) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	for i := range ask.MaxTokens / 2 {
 		if f.pace(r.Context(), i) != nil {
-			return // the client has left
+			return // the client has disconnected
 		}
 		fmt.Fprintf(w, "data: {\"choices\":[{\"delta\":{\"content\":\"word%d \"}}]}\n\n", i)
 		_ = http.NewResponseController(w).Flush()

@@ -1,7 +1,7 @@
-// Command llm-gateway is a proxy before an LLM API that streams, with a monthly budget of tokens for each team and each
-// user. A request reserves an estimate in both budgets, or in none. When its stream has ended, or its client has left,
-// both reservations are settled with the tokens that were used. The command needs a Redis on 127.0.0.1:6379 and no
-// refiller. It contains a fake model:
+// Command llm-gateway is a proxy in front of an LLM API that streams its responses. Each team and each user has a
+// monthly budget of tokens. A request reserves an estimate in both budgets, or in none. When the stream has ended or
+// the client has disconnected, both reservations are settled with the number of tokens that were used. The command
+// needs a Redis on 127.0.0.1:6379, but no refiller. It contains a fake model, so it can be tried with:
 //
 //	curl -N -H 'X-Team: red' -H 'X-User: ann' -d '{"max_tokens": 50}' http://127.0.0.1:8080/v1/chat/completions
 package main
@@ -29,7 +29,7 @@ import (
 
 func main() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
-	go func() { _ = http.ListenAndServe("127.0.0.1:8081", fakeLLM{pace: fiftyMS}) }() // without it requests get an error
+	go func() { _ = http.ListenAndServe("127.0.0.1:8081", fakeLLM{pace: fiftyMS}) }() // if it fails, requests get errors
 	monthly, err := policy.ParseCalendar("0 0 1 * *", time.UTC)
 	var client *fetch.Client
 	if err == nil {
@@ -52,7 +52,7 @@ func budget(prefix string, tokens int64, period policy.Steps) policy.Template {
 type gateway struct {
 	client  *fetch.Client
 	proxy   *httputil.ReverseProxy
-	longest time.Duration // of a request: a reservation that is not settled by then, as after a crash, is returned
+	longest time.Duration // limit of a request; a reservation that isn't settled by then is returned, as after a crash
 	log     hclog.Logger
 }
 
@@ -70,9 +70,9 @@ func newGateway(client *fetch.Client, upstream string, longest time.Duration, lo
 			return nil
 		},
 		ErrorHandler: func(w http.ResponseWriter, r *http.Request, err error) {
-			c, used := chargeOf(r.Context()), int64(0) // the model has generated nothing
+			c, used := chargeOf(r.Context()), int64(0) // the model has not generated any tokens
 			if r.Context().Err() != nil {
-				used = c.prompt // the client has left, and the model may have read its prompt
+				used = c.prompt // the client has disconnected, but the model may have read the prompt
 			}
 			c.settle(used)
 			log.Warn("upstream failed", "error", err)
@@ -96,7 +96,7 @@ func (g *gateway) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		refuse(w, http.StatusBadRequest, "invalid_request", "want X-Team, X-User, and JSON with max_tokens from 1 to 1048576")
 		return
 	}
-	prompt := int64(len(body)+3) / 4 // four bytes a token
+	prompt := int64(len(body)+3) / 4 // a rough estimate: four bytes are a token
 	c := &charge{gateway: g, prompt: prompt, estimate: prompt + ask.MaxTokens, ctx: context.WithoutCancel(r.Context())}
 	ctx, cancel := context.WithTimeout(r.Context(), g.longest)
 	defer cancel()

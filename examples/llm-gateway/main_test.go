@@ -25,9 +25,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-const body = `{"max_tokens": 40, "messages": []}` // 34 bytes: 9 tokens, so that 49 are reserved
+const body = `{"max_tokens": 40, "messages": []}` // 34 bytes count as 9 tokens, so 49 tokens are reserved
 
-// bench is a gateway before a model.
+// bench is a gateway in front of a model.
 type bench struct {
 	t       *testing.T
 	rdb     *redis.Client
@@ -95,7 +95,7 @@ func TestAStreamThatEndsIsChargedWhatTheModelCounts(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 20, strings.Count(string(text), "word"))
 	require.Contains(t, string(text), "[DONE]")
-	b.left("ann", 100-27, 60-27) // 20 words, and the model counts 7 for the prompt
+	b.left("ann", 100-27, 60-27) // 20 words, and 7 tokens that the model counts for the prompt
 }
 
 func TestAClientThatGoesAwayIsChargedWhatItGot(t *testing.T) {
@@ -122,7 +122,7 @@ func TestAClientThatGoesAwayIsChargedWhatItGot(t *testing.T) {
 	b.left("ann", 100-49, 60-49)
 	cancel()
 	require.Error(t, <-ended, "the model stops, too")
-	b.left("ann", 100-12, 60-12) // 3 words, and 9 for the prompt by the gateway's estimate
+	b.left("ann", 100-12, 60-12) // 3 words, and 9 tokens that the gateway estimates for the prompt
 }
 
 func TestAClientThatGoesAwayBeforeTheFirstByteIsChargedItsPrompt(t *testing.T) {
@@ -180,14 +180,14 @@ func TestATeamWithoutTokensIsDeniedAndNoBucketIsCharged(t *testing.T) {
 
 func TestMoreThanTheEstimateIsTakenAndOwed(t *testing.T) {
 	b := start(t, http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		_, _ = io.WriteString(w, `{"choices": [{}], "usage": {"total_tokens": 70}}`) // an answer that is no stream
+		_, _ = io.WriteString(w, `{"choices": [{}], "usage": {"total_tokens": 70}}`) // an answer that isn't a stream
 	}))
 	res := b.ask(t.Context(), "ann", body)
 	require.NoError(t, res.Body.Close())
-	b.left("ann", 30, 0) // and 10 are owed to the next year
+	b.left("ann", 30, 0) // the user also owes 10 tokens, which the next year's budget pays
 }
 
-// The user is denied after the team's tokens were reserved.
+// The user's budget denies after the team's tokens were reserved. That reservation is undone.
 func TestADenialOfTheUserUndoesTheTeamsReservation(t *testing.T) {
 	b := start(t, fakeLLM{pace: atOnce})
 	_, err := b.client.Take(t.Context(), "user:red/ann", 12)
@@ -201,7 +201,7 @@ func TestADenialOfTheUserUndoesTheTeamsReservation(t *testing.T) {
 	b.left("ann", 100, 48)
 }
 
-// A thousand streams at once ask for the budget of one.
+// A thousand streams ask for tokens at the same time, but the budget is enough for one stream only.
 func TestStreamsAtOnceDoNotOverrunABudget(t *testing.T) {
 	const streams = 1000
 	release := make(chan struct{})
@@ -227,7 +227,8 @@ func TestStreamsAtOnceDoNotOverrunABudget(t *testing.T) {
 	b.left("ann", 100-55, 60-55)
 }
 
-// killed names the variable with the address of Redis in a process that reserves and is then killed.
+// killed is an environment variable with the address of Redis. A process with this variable reserves tokens and is then
+// killed.
 const killed = "LLM_GATEWAY_TEST_REDIS"
 
 func TestMain(m *testing.M) {
@@ -237,7 +238,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// reserveAndWait reserves in both budgets, writes a line, and waits.
+// reserveAndWait reserves tokens in both budgets, prints a line, and waits to be killed.
 func reserveAndWait(addr string) {
 	client, err := newClient(redis.NewClient(&redis.Options{Addr: addr}))
 	if err != nil {
@@ -252,7 +253,8 @@ func reserveAndWait(addr string) {
 	select {}
 }
 
-// The gateway is killed while a stream is under way. Its reservations end after their time, and nothing is minted.
+// The gateway is killed while a stream is under way. When the time of its reservations is over, the reserved tokens are
+// returned, and no more than these.
 func TestTheReservationsOfAKilledGatewayEnd(t *testing.T) {
 	b := start(t, fakeLLM{pace: atOnce})
 	cmd := exec.CommandContext(t.Context(), os.Args[0])

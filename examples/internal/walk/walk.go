@@ -1,4 +1,4 @@
-// Package walk tests what every example has in common, over real HTTP and with a real Redis.
+// Package walk has a test that all examples of web frameworks share. It uses real HTTP and a real Redis.
 package walk
 
 import (
@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// Through sends requests to a router that admits three.
+// Through tests a router that admits three requests.
 func Through(t *testing.T, newRouter func(redis.UniversalClient) (http.Handler, error)) {
 	t.Helper()
 	router, err := newRouter(testenv.Redis(t).Client())
@@ -29,7 +29,7 @@ func Through(t *testing.T, newRouter func(redis.UniversalClient) (http.Handler, 
 		return res, string(body)
 	}
 
-	for range 5 { // more than there are tokens
+	for range 5 { // more requests than there are tokens
 		res, _ := get("/broken")
 		require.Equal(t, http.StatusInternalServerError, res.StatusCode, "a request that failed costs nothing")
 	}
