@@ -150,8 +150,8 @@ func (s *server) command(line string) *exec.Cmd {
 	return cmd
 }
 
-// ok runs a command, which must succeed, and returns its standard output. It ignores that Helm reports links in a chart
-// as errors.
+// ok runs a command, which must succeed, and returns its standard output. It doesn't check standard error, because Helm
+// reports links in a chart there.
 func (s *server) ok(line string) string {
 	s.t.Helper()
 	var stderr strings.Builder

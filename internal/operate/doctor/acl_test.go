@@ -172,7 +172,7 @@ func (s *shop) watch(ctx context.Context, r *replica.Replica) error {
 	return errors.Join(e2, e3)
 }
 
-// elected is a standby, leads, and is a standby again.
+// elected runs a replica with an election: as a standby, as the leader, and as a standby again.
 func (s *shop) elected(ctx context.Context, rdb *redis.Client) error {
 	r, err := refill.New(refill.Config{Redis: rdb, Elected: true, Pulse: "refiller:pulse:/shop", Version: s.cfg.Version,
 		Interval: 10 * time.Millisecond, Logger: hclog.NewNullLogger(),
