@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// serverSeconds returns the time that the server's process has computed.
+// serverSeconds returns the processor time that the server's process has used.
 func serverSeconds(b *testing.B, rdb *redis.Client) (sum float64) {
 	info, err := rdb.InfoMap(b.Context(), "cpu").Result()
 	require.NoError(b, err)

@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// All ten tokens are taken, the clock goes back by 20 hours for one call that gets nothing, and returns: what is left
-// then, in the process as on Redis.
+// All ten tokens are taken. The clock goes back by 20 hours for one call that gets nothing, and then returns. left is
+// the number of tokens that are left then, both in the process and in Redis.
 func TestACallThatGetsNothingMintsNothingWhenTheClockReturns(t *testing.T) {
 	t.Parallel()
 	server, hourly := testenv.Redis(t, testenv.WithClock()), policy.Rate{Tokens: 1, Per: time.Hour}
@@ -30,8 +30,8 @@ func TestACallThatGetsNothingMintsNothingWhenTheClockReturns(t *testing.T) {
 	}{
 		{bucket, decide.Peek, 0}, {bucket, decide.Take, 0},
 		{sliding, decide.Peek, 0}, {sliding, decide.Take, 0},
-		{queue, decide.Peek, 0}, {queue, decide.Take, 0}, {queue, decide.Return, 0}, // no place comes back
-		// A call that finds a fixed window that ends too late makes it end within its length, once and for all.
+		{queue, decide.Peek, 0}, {queue, decide.Take, 0}, {queue, decide.Return, 0}, // places can't be returned
+		// If a call finds that a fixed window ends too late, it shortens the window for good.
 		{fixed, decide.Peek, 10}, {fixed, decide.Take, 10},
 	} {
 		rule, err := decide.RuleOf(c.limit)

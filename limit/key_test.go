@@ -21,7 +21,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// resettable is a limiter of one place that can be reset and prints itself.
+// resettable is a limiter with room for one take, which can be reset and printed.
 type resettable struct {
 	fmt.Stringer
 	take  func(ctx context.Context, key string) (bool, error)
@@ -41,7 +41,8 @@ func of(t *testing.T, l interface {
 	}, l.Reset}
 }
 
-// One of each kind, in Redis or, without one, in this process. Each has a name with a slash and a colon.
+// oneOfEach makes a limiter of each kind. They are in Redis, or in this process if rdb is nil. Each has a name with a
+// slash and a colon.
 func oneOfEach(t *testing.T, rdb *redis.Client) map[string]resettable {
 	t.Helper()
 	const name = "GET:/v1/orders"
@@ -130,7 +131,7 @@ func TestALimiterPrintsItself(t *testing.T) {
 	}
 }
 
-// Names with slashes and colons are reset with the prefix of their keys, too.
+// Limits whose names have slashes and colons are reset with the prefix of their keys, too.
 func TestResetFindsNamesWithSlashes(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)
@@ -145,7 +146,8 @@ func TestResetFindsNamesWithSlashes(t *testing.T) {
 	require.Zero(t, rdb.DBSize(t.Context()).Val())
 }
 
-// An old master still denies what it denied. That says nothing about the limit: the answer is its error.
+// A former master, which may not write, could still deny calls. But its state may be outdated, so the call returns the
+// server's error instead.
 func TestADenialOfAServerThatMayNotWriteIsUnavailable(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)

@@ -142,7 +142,7 @@ func TestBadLimitsAreRefused(t *testing.T) {
 	}
 }
 
-// A limit of a type that Many does not know is refused, and not asked about.
+// foreignLimit is a limit of a type that Many does not know.
 type foreignLimit struct{}
 
 func (foreignLimit) Validate() error { return nil }
@@ -238,7 +238,7 @@ func ExampleMany() {
 	}
 }
 
-// An operator gives all users their limits anew.
+// An operator resets the limits of all users.
 func ExampleReset() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379"})
 	defer rdb.Close()

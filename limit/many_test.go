@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// spaced has two places with an hour between them.
+// spaced is a limit with two places, an hour apart.
 var spaced = pacing.Config{Name: "spaced", Rate: policy.Rate{Tokens: 1, Per: time.Hour}, MaxWait: time.Hour}
 
 func TestATakeFromManyWaitsForItsPlace(t *testing.T) {
@@ -76,8 +76,8 @@ func TestADecisionReturnsTheWaitOfItsPlace(t *testing.T) {
 	}
 }
 
-// Random decisions, with the clock moved in between: Redis and memory answer the
-// same, whichever limit is the tightest.
+// The test makes random decisions, and moves the clock between them. Redis and memory give the same answers, whichever
+// limit is the strictest.
 func TestManyLocalDecidesAsRedisDoes(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
@@ -145,8 +145,7 @@ func TestManyLocalRefusesBadInput(t *testing.T) {
 	require.EqualValues(t, 10, p.Remaining, "nothing was taken")
 }
 
-// The refilled bucket and many limits at once; the others' own tests have the
-// same for them.
+// The test is for a refilled bucket and for Many. The packages of the other limiters have the same test.
 func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 	t.Parallel()
 	wide := window.Config{Name: "wide", Limit: 1000, Window: 24 * time.Hour}

@@ -20,7 +20,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// recorded is a provider that keeps its spans.
+// recorded returns a provider whose spans are recorded.
 func recorded(t *testing.T) (*sdk.TracerProvider, *tracetest.SpanRecorder) {
 	t.Helper()
 	r := tracetest.NewSpanRecorder()
@@ -48,7 +48,7 @@ func TestEachCallHasASpanBelowItsCallers(t *testing.T) {
 		fetch.WithTimeout(20*time.Second))
 	require.NoError(t, err)
 	ctx, caller := provider.Tracer("test").Start(t.Context(), "caller")
-	for range 2 { // the second is denied
+	for range 2 { // the second call is denied
 		_, err = c.Take(ctx, "user:1", 3)
 		require.NoError(t, err)
 	}

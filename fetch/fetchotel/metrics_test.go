@@ -21,7 +21,7 @@ import (
 	"github.com/tokenrefill/refiller/fetch/fetchprom"
 )
 
-// ofPrometheus are the series that fetchprom exports, with their values.
+// ofPrometheus returns the series that fetchprom exports, with their values.
 func ofPrometheus(t *testing.T, h *fetchprom.Hook) map[string]string {
 	t.Helper()
 	registry := prometheus.NewRegistry()
@@ -48,7 +48,8 @@ func ofPrometheus(t *testing.T, h *fetchprom.Hook) map[string]string {
 	return all
 }
 
-// ofOpenTelemetry are the same as OpenTelemetry's exporters name them for Prometheus.
+// ofOpenTelemetry returns the same series of fetchotel, under the names that OpenTelemetry's exporters give them for
+// Prometheus.
 func ofOpenTelemetry(t *testing.T, reader metric.Reader) map[string]string {
 	t.Helper()
 	var got metricdata.ResourceMetrics

@@ -134,7 +134,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 	})
 }
 
-// askUntil asks of several goroutines until an instant, and counts the answers and the errors.
+// askUntil makes requests in several goroutines until an instant. It counts the answers and the errors.
 func askUntil(q *Queue[int], goroutines int, timeout time.Duration, until time.Time, pause time.Duration) (answers,
 	failures int) {
 	var wg sync.WaitGroup
@@ -197,7 +197,7 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 	}
 }
 
-// The first calls to a distant server are under way before it can have answered any.
+// Many calls to a distant server are under way before it can answer the first of them.
 func TestTheBreakerIsPatientBeforeTheFirstAnswer(t *testing.T) {
 	var fake *server
 	b := breakerOf(&fake)
@@ -219,12 +219,12 @@ func TestTheBreakerIsPatientBeforeTheFirstAnswer(t *testing.T) {
 	})
 }
 
-// A server that takes longer to answer than callers elsewhere wait is there.
+// A server may be slower than the default timeout and still be available.
 func TestAServerHasTheTimeOfItsCallersAndOfItsRoundTrips(t *testing.T) {
 	const trip = 1500 * ms
 	for name, tc := range map[string]struct {
 		patience, timeout time.Duration
-		known             bool // round trips are
+		known             bool // the length of round trips is known
 	}{
 		"callers wait for longer":            {5 * time.Second, 5 * time.Second, false},
 		"some callers wait for longer":       {5 * time.Second, 200 * ms, false},
@@ -372,7 +372,7 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 	})
 }
 
-// Failures count only if the server had the time to answer, which a lone caller's own time need not be.
+// A failure counts only if the server had enough time to answer. A lone caller may have less time than that.
 func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(ms / 4)
@@ -395,7 +395,7 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 			Interrupt: func() { cut <- struct{}{} },
 		})
 		refused := 0
-		for i := range 200 { // every other call takes 30 ms, and its caller has 12
+		for i := range 200 { // every other call needs 30 ms, but its caller has only 12 ms
 			trip = ms / 4
 			if i%2 == 1 {
 				trip = 30 * ms
@@ -413,7 +413,8 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 	})
 }
 
-// A lone caller makes its call itself, which holds it neither in the exchange nor while it waits for a connection.
+// A lone caller makes its call itself. If it gives up, it returns at once, whether the call waits for a reply or for a
+// connection.
 func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(ms / 4)

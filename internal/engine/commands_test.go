@@ -12,7 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// listen returns a server that answers every command that begins with a word, and others by an error.
+// listen starts a server that answers each command that begins with word, and refuses all other commands with an error.
 func listen(t *testing.T, word, refusal string) (addr string) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -29,9 +29,9 @@ func listen(t *testing.T, word, refusal string) (addr string) {
 				answer := ""
 				for lines := bufio.NewScanner(conn); lines.Scan(); {
 					switch line := lines.Text(); {
-					case strings.HasPrefix(line, "*"): // how many words follow
+					case strings.HasPrefix(line, "*"): // the number of words that follow
 						answer = ""
-					case answer != "" || strings.HasPrefix(line, "$"): // how long the next word is
+					case answer != "" || strings.HasPrefix(line, "$"): // the length of the next word
 					default:
 						answer = "-" + refusal + "\r\n"
 						if line == word {
@@ -46,7 +46,7 @@ func listen(t *testing.T, word, refusal string) (addr string) {
 	return l.Addr().String()
 }
 
-// What a shard of a Ring answered stays, whatever another one refuses.
+// If one shard of a Ring refuses connections, the replies of the other shards are kept.
 func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
 	const refusal = "WRONGPASS invalid username-password pair"
 	away, there := listen(t, "", refusal), listen(t, "eval", "ERR unknown command")

@@ -12,19 +12,19 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// server is a fake server. Each round trip takes a set time, and may be lost.
+// server is a fake server. Each round trip lasts as long as trip says, and may be lost.
 type server struct {
 	mu        sync.Mutex
 	trip      time.Duration
-	silent    bool          // nothing comes back
-	err       error         // what calls end with
-	dial      time.Duration // until a call is sent; it isn't if its context ends before
+	silent    bool          // no reply comes back
+	err       error         // the error of all calls
+	dial      time.Duration // time until a call is sent; it is not sent if its context ends before
 	began     time.Time
 	sent      [][]int         // bodies of each call that was sent
 	at        []time.Duration // when
 	under     int             // calls under way
-	most      int             // the most there were
-	unclaimed []int           // bodies that were answered after their callers had left
+	most      int             // the largest number of calls under way so far
+	unclaimed []int           // bodies of requests that were answered after their callers had left
 }
 
 func newBreaker() *Breaker { return &Breaker{Silent: unheard, Changed: unchanged} }
@@ -117,7 +117,7 @@ func sleep(ctx context.Context, d time.Duration, dials bool) error {
 	}
 }
 
-// ask asks body of the queue with a timeout (0: none) and returns how long that took.
+// ask makes a request with body and a timeout (0: none). It returns the time until the request ended.
 func ask(ctx context.Context, q *Queue[int], body int, timeout time.Duration) (time.Duration, error) {
 	now := time.Now()
 	deadline, _ := ctx.Deadline()
@@ -136,7 +136,8 @@ func ask(ctx context.Context, q *Queue[int], body int, timeout time.Duration) (t
 	return time.Since(now), err
 }
 
-// bubble runs a test of a queue in simulated time, and closes the queue: the bubble ends only without goroutines.
+// bubble runs a test of a queue in simulated time, in a synctest bubble. Then it closes the queue, because a bubble
+// must not have goroutines at its end.
 func bubble(t *testing.T, trip time.Duration, permits int, b *Breaker,
 	test func(t *testing.T, s *server, q *Queue[int])) {
 	t.Helper()

@@ -10,7 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A caller that allows it does not wait for a connection at the expense of its own time, up to a bound.
+// If a caller allows it (Latest), the time for opening a connection does not count as its time, up to a bound.
 func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
 	for name, tc := range map[string]struct {
 		dial, latest time.Duration

@@ -101,7 +101,7 @@ func TestASilentServerIsAskedLessAndLess(t *testing.T) {
 	})
 }
 
-// A dead connection may never say so.
+// A call ends even if its connection is dead and reports no error.
 func TestACallEndsWithoutAWaitingCaller(t *testing.T) {
 	bubble(t, ms, 1, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		s.set(func(s *server) { s.silent = true })
@@ -146,7 +146,8 @@ func TestCallersWaitNoLongerThanTheirTime(t *testing.T) {
 	})
 }
 
-// With callers of 12 ms beside them, and a round trip of 20 ms, patient callers lost 972 takes of 1,239.
+// Callers with a short deadline must not affect patient callers. Once, with a round trip of 20 ms and other callers
+// that waited 12 ms, patient callers lost 972 takes of 1,239.
 func TestShortDeadlinesOfOthersHaveNoEffect(t *testing.T) {
 	bubble(t, 20*ms, 64, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -295,7 +296,7 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	began := time.Now()
 	at := func(d time.Duration) time.Time { return began.Add(d) }
 	type check struct {
-		at, stalled time.Duration // stalled: altogether since this began
+		at, stalled time.Duration // stalled: in total since the beginning
 		over        bool
 	}
 	for name, checks := range map[string][]check{
@@ -307,7 +308,7 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 			{95 * ms, 20 * ms, true}},
 		"stopped again and again": {{80 * ms, 30 * ms, false}, {215 * ms, 130 * ms, false}, {300 * ms, 200 * ms, true}},
 	} {
-		const before = time.Hour // stalled for so long before this began
+		const before = time.Hour // the value of stalled at the beginning
 		c := newDeadline(began, at(50*ms), before)
 		for i, l := range checks {
 			require.Equal(t, l.over, c.expireOrExtend(at(l.at), before+l.stalled), "%s: check %d", name, i)
@@ -318,7 +319,7 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	require.False(t, never.expireOrExtend(at(time.Hour), time.Hour))
 }
 
-// TestEveryRequestHasOneEnd has random requests made and given up over a server that stalls.
+// TestEveryRequestHasOneEnd makes random requests, and gives some of them up, on a server that stalls at times.
 func TestEveryRequestHasOneEnd(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if v := os.Getenv("REFILLER_SEED"); v != "" {
@@ -396,7 +397,7 @@ func TestRequestsThatWereGivenUpDoNotPileUp(t *testing.T) {
 				s.set(func(s *server) { s.silent = true })
 				ctx, cancel := context.WithCancel(context.Background())
 				var wg sync.WaitGroup
-				for range 2 { // one is under way, one waits; neither has a deadline
+				for range 2 { // one request is under way, one waits, and neither has a deadline
 					wg.Go(func() { _, _ = ask(ctx, q, 1, 0) })
 					synctest.Wait()
 				}

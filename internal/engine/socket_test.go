@@ -25,7 +25,7 @@ func (r recorder) Printf(_ context.Context, format string, args ...any) {
 	}
 }
 
-// go-redis writes nothing to stderr, and goes on dialing.
+// If a connection can't be made, go-redis writes nothing to stderr and continues to dial.
 func TestAConnectionThatCanNotBeMadeIsTheErrorOfItsCall(t *testing.T) {
 	logged := make(recorder, 1)
 	redis.SetLogger(logged) // for all of this package
@@ -51,7 +51,7 @@ func TestAConnectionThatCanNotBeMadeIsTheErrorOfItsCall(t *testing.T) {
 	require.Empty(t, logged)
 }
 
-// opaqueConn hides what is below, as TLS does.
+// opaqueConn hides the connection below it, as TLS does.
 type opaqueConn struct{ net.Conn }
 
 func TestRetiredConnectionsAnswerAndAreNotUsedAgain(t *testing.T) {

@@ -28,7 +28,7 @@ func TestSpans(t *testing.T) {
 		// Offsets that aren't whole hours.
 		{"Asia/Kathmandu", Hour, "2027-01-01T00:20:00Z", "2027-01-01T00:15:00Z", "2027-01-01T01:15:00Z"},
 		{"Asia/Kathmandu", Day, "2027-01-01T00:20:00Z", "2026-12-31T18:15:00Z", "2027-01-01T18:15:00Z"},
-		// A day of 23 hours, and one of 25 with an hour that comes twice.
+		// A day with 23 hours, and a day with 25 hours, where the clock shows an hour twice.
 		{"America/New_York", Day, "2027-03-14T12:00:00Z", "2027-03-14T05:00:00Z", "2027-03-15T04:00:00Z"},
 		{"America/New_York", Day, "2027-11-07T12:00:00Z", "2027-11-07T04:00:00Z", "2027-11-08T05:00:00Z"},
 		{"America/New_York", Hour, "2027-11-07T05:30:00Z", "2027-11-07T05:00:00Z", "2027-11-07T06:00:00Z"},
@@ -38,9 +38,9 @@ func TestSpans(t *testing.T) {
 		{"Australia/Lord_Howe", Hour, "2027-04-03T15:15:00Z", "2027-04-03T15:00:00Z", "2027-04-03T15:30:00Z"},
 		// No midnight: the clock jumps from 0:00 to 1:00.
 		{"America/Santiago", Day, "2026-09-06T12:00:00Z", "2026-09-06T04:00:00Z", "2026-09-07T03:00:00Z"},
-		// The midnight of the 5th comes twice there: the clock goes back from 0:00 to 23:00.
+		// At the midnight of the 5th the clock goes back from 0:00 to 23:00, so there are two midnights.
 		{"America/Santiago", Day, "2026-04-05T03:30:00Z", "2026-04-04T03:00:00Z", "2026-04-05T04:00:00Z"},
-		// A date that never was: the 30th of December 2011.
+		// The 30th of December 2011 did not exist there.
 		{"Pacific/Apia", Day, "2011-12-30T09:59:59Z", "2011-12-29T10:00:00Z", "2011-12-30T10:00:00Z"},
 		{"Pacific/Apia", Day, "2011-12-30T10:00:00Z", "2011-12-30T10:00:00Z", "2011-12-31T10:00:00Z"},
 		// The last day of a leap year.
@@ -53,7 +53,7 @@ func TestSpans(t *testing.T) {
 		{"Australia/Sydney", Hour, "2028-12-31T00:00:00Z", "2028-12-31T00:00:00Z", "2028-12-31T01:00:00Z"},
 		{"Australia/Sydney", Hour, "2040-12-31T23:30:00Z", "2040-12-31T23:00:00Z", "2041-01-01T00:00:00Z"},
 		{"Australia/Sydney", Day, "2028-12-31T14:00:00Z", "2028-12-31T13:00:00Z", "2029-01-01T13:00:00Z"},
-		// Years begin within an hour of the clock there, in UTC.
+		// In these zones, the year of UTC begins within an hour of the local clock.
 		{"America/St_Johns", Hour, "2028-12-31T00:15:00Z", "2028-12-30T23:30:00Z", "2028-12-31T00:30:00Z"},
 		{"America/St_Johns", Hour, "2026-12-31T23:45:00Z", "2026-12-31T23:30:00Z", "2027-01-01T00:30:00Z"},
 		{"America/St_Johns", Hour, "2027-01-01T00:15:00Z", "2026-12-31T23:30:00Z", "2027-01-01T00:30:00Z"},

@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// fast are limits that gain and lose tokens within a test's milliseconds.
+// fast are limits that gain and lose tokens within the milliseconds of a test.
 var fast = []Config{
 	{Capacity: 10, Rate: policy.Rate{Tokens: 3, Per: 7 * time.Millisecond}},
 	{Capacity: 1, Rate: policy.Rate{Tokens: 1, Per: time.Millisecond}},

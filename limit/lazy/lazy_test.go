@@ -36,7 +36,7 @@ func take(t *testing.T, l *lazy.Limiter, n int64) fetch.Result {
 	return r
 }
 
-// A bucket of 60 tokens at 1/s: limit, remaining, rejected, retry-after.
+// The test checks Limit, Remaining, OK and RetryAfter of a bucket of 60 tokens at 1/s.
 func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, lazy.Config{Capacity: 60, Rate: policy.PerSecond(1)})
@@ -96,7 +96,7 @@ func TestIdleTimeOfAFullBucketIsNotCounted(t *testing.T) {
 	require.True(t, take(t, l, 1).OK)
 }
 
-// 7 tokens a minute is no whole number of microseconds per token.
+// At 7 tokens a minute, the time per token is no whole number of microseconds.
 func TestFractionsOfATokenAreKept(t *testing.T) {
 	t.Parallel()
 	for _, step := range []time.Duration{time.Millisecond, 13 * time.Millisecond, time.Second} {
@@ -113,8 +113,8 @@ func TestFractionsOfATokenAreKept(t *testing.T) {
 	}
 }
 
-// In any time d at most capacity + rate·d tokens are admitted, whatever the callers. A denial states to the microsecond
-// when to come back.
+// In any time d at most capacity + rate·d tokens are admitted, whatever the callers. RetryAfter of a denial is exact to
+// the microsecond.
 func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
@@ -152,8 +152,8 @@ func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 	}
 }
 
-// A bucket of 10 at 1/s lacks one token when the clock goes back by an hour. It lacks 3,601 then, has
-// one when it lacks 9, and says so.
+// A bucket of 10 tokens at 1/s lacks one token when the clock goes back by an hour. After that it lacks 3,601 tokens.
+// It has a token again when it lacks only 9, and RetryAfter is the time until then.
 func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, lazy.Config{Capacity: 10, Rate: policy.PerSecond(1)})
@@ -177,7 +177,8 @@ func TestAClockThatGoesBackEmptiesABucketAtWorst(t *testing.T) {
 	require.InDelta(t, 1000, r.ResetAfter.Hours(), 0.1)
 }
 
-// Of two programs, that with the smaller capacity gives back a token. The other's bucket, which is empty, has one then.
+// Two programs use a bucket with different capacities. For the program with the larger capacity it is empty. When the
+// other program gives back a token, the bucket has one token for both.
 func TestATokenThatComesBackToASmallerBucketIsOne(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)
@@ -193,8 +194,7 @@ func TestATokenThatComesBackToASmallerBucketIsOne(t *testing.T) {
 	require.False(t, take(t, large, 1).OK)
 }
 
-// A bucket that lacks 5 of 10 tokens at 1/s is full in 5 s; so it stays at
-// another rate.
+// A bucket that lacks 5 of 10 tokens at 1/s is full in 5 s. If the rate changes, it is still full after the same time.
 func TestAnotherRateKeepsTheTimeUntilABucketIsFull(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)

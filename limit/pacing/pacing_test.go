@@ -53,7 +53,8 @@ func TestPlacesAreEvenlySpacedAndTheQueueIsBounded(t *testing.T) {
 	require.Equal(t, 300*time.Millisecond, p.Wait)
 }
 
-// Places at 7 a minute fall between microseconds and don't drift.
+// At 7 places a minute, the time between places is no whole number of microseconds. The places don't drift
+// nevertheless.
 func TestPlacesDoNotDrift(t *testing.T) {
 	t.Parallel()
 	l, _ := local(t, pacing.Config{Rate: policy.Rate{Tokens: 7, Per: time.Minute}, MaxWait: 10 * time.Minute})

@@ -15,11 +15,12 @@ import (
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
-// mostTime bounds the faster calls. On an idle machine each takes 1 ms; Redis counts the time in which it has to wait
-// for a processor, too.
+// mostTime bounds the time of the faster calls. On an idle machine each call needs 1 ms. On a busy machine it may be
+// longer, because Redis also counts the time in which it waits for a processor.
 const mostTime = 3 * time.Millisecond
 
-// fill stores reservations of some hours from an instant on, at distances of a factor times those of MaxLimit an hour.
+// fill stores reservations for some hours, from an instant on. Their distance is factor times the distance at which an
+// hour has MaxLimit reservations.
 func fill(t *testing.T, rdb *redis.Client, key string, from time.Time, factor float64) {
 	t.Helper()
 	distance := float64(time.Hour.Microseconds()) / MaxLimit * factor
@@ -31,7 +32,7 @@ func fill(t *testing.T, rdb *redis.Client, key string, from time.Time, factor fl
 	require.NoError(t, rdb.ZAdd(t.Context(), "{"+key+"}:sched", entries...).Err())
 }
 
-// faster returns the time that a quarter of some calls stay below, as Redis counts it.
+// faster makes some calls, and returns the first quartile of their times, as Redis measures them.
 func faster(t *testing.T, rdb *redis.Client, call func(ctx context.Context, i int)) time.Duration {
 	t.Helper()
 	ctx := t.Context()
@@ -51,8 +52,9 @@ func faster(t *testing.T, rdb *redis.Client, call func(ctx context.Context, i in
 	return times[len(times)/4]
 }
 
-// The most windows with the highest limits, whose stretches are full on both sides of the instant. A schedule that is
-// not quite full needs the exact number of each window; in one that is full, a search goes on as long as it may.
+// The schedule has as many windows as possible, with the highest limits, and is full on both sides of the instant. If
+// it is not quite full, a call needs the exact count of each window. If it is full, the search for a free instant is as
+// long as possible.
 func TestATryTakesRedisAMillisecond(t *testing.T) {
 	t.Parallel()
 	rdb := limittest.Redis(t)

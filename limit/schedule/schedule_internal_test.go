@@ -14,7 +14,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
-// most counts the instants in the fullest window.
+// most returns the number of instants in the fullest window.
 func most(instants []int64, w Window) int64 {
 	best := int64(0)
 	for _, begin := range instants {
@@ -42,13 +42,13 @@ func fits(instants []int64, at int64, windows []Window) bool {
 	return true
 }
 
-// history is a config with the beginning of the days in which a test reserves instants.
+// history is a config, and the first instant of the days in which a test reserves instants.
 type history struct {
 	config Config
 	base   time.Time
 }
 
-// next is noon of the next day of a date.
+// next returns noon of the next day with the given date.
 func next(month time.Month, day int, in *time.Location) time.Time {
 	at := time.Date(time.Now().Year(), month, day, 12, 0, 0, 0, in)
 	for !at.After(time.Now().Add(time.Hour)) {
@@ -69,8 +69,8 @@ func beforeChange(n int, in *time.Location) time.Time {
 	return end.AddDate(0, 0, -1)
 }
 
-// histories are of windows that slide, of those of the calendar across ends of months and changes to and from summer
-// time, and of both.
+// histories returns histories with sliding windows, with windows of the calendar, and with both. Those of the calendar
+// cover ends of months and changes to and from summer time.
 func histories(t *testing.T, rng *rand.Rand) []history {
 	t.Helper()
 	limits := func(units bool, in *time.Location) []Window {
@@ -116,8 +116,8 @@ func zone(t *testing.T, name string) *time.Location {
 	return in
 }
 
-// In 5,040 random tries and some cancellations the script and the memory answer the same, admit exactly what counting
-// by hand admits, and Next is the first instant that fits.
+// The test makes 5,040 random tries and some cancellations. The script and the memory give the same answers, and admit
+// exactly as many reservations as a plain count allows. Next is always the first instant with room.
 func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -165,7 +165,7 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 				if fits(instants, next, cfg.Windows) {
 					sure++
 				}
-				answers[0].sure, answers[1].sure = true, true // where a search ends early is each store's own
+				answers[0].sure, answers[1].sure = true, true // the stores may end a search early at different points
 			}
 			require.Equal(t, answers[0], answers[1], where)
 			if rng.IntN(6) == 0 {
@@ -191,8 +191,8 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 	require.Equal(t, denied, sure, "Next fits")
 }
 
-// Reservations of the present instant agree too: several at once, with neighbours to come, on a clock that does not
-// advance.
+// The same holds for reservations of the present instant. The test makes several at once, among reservations of later
+// instants, on a clock that does not advance.
 func TestTakesAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
@@ -236,7 +236,8 @@ func TestTakesAgreeWithCountingByHand(t *testing.T) {
 	}
 }
 
-// A caller whose clock is in another day than the server's asks again, and counts in the server's.
+// If the caller's clock is in another day than the server's clock, the call is repeated, and counts in the server's
+// day.
 func TestATakeCountsInTheServersDay(t *testing.T) {
 	t.Parallel()
 	cfg := Config{Windows: []Window{{Limit: 1, Per: calendar.Day}}}

@@ -160,14 +160,14 @@ func TestReservationsAreIdempotentCancellableAndListed(t *testing.T) {
 	})
 }
 
-// What was sent counts, and can't be cancelled.
+// A reservation whose instant has passed still counts, and can't be cancelled.
 func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
 	each(
 		t,
 		schedule.Config{Windows: []schedule.Window{{Limit: 1, Length: time.Hour}}},
 		func(t *testing.T, l *schedule.Limiter) {
 			var at time.Time
-			// Until the call comes before the instant, however slow the server.
+			// The instant is set later and later, until the call comes before it, however slow the server is.
 			for ahead := 50 * time.Millisecond; ; ahead *= 2 {
 				at = time.Now().Add(ahead)
 				r, err := l.Reserve(t.Context(), "K", "a", at)
@@ -179,7 +179,7 @@ func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
 			}
 			require.Eventually(t, func() bool {
 				_, err := l.Reserve(t.Context(), "other", time.Now().String(), at)
-				return err != nil // it has passed
+				return err != nil // the instant has passed
 			}, 20*time.Second, time.Millisecond)
 			ok, err := l.Cancel(t.Context(), "K", "a")
 			require.NoError(t, err)
@@ -190,8 +190,8 @@ func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
 	)
 }
 
-// 10,000 callers want one of 1,000 places: 500 in an hour of each of two schedules. The published idea of this limiter
-// checks and adds in two steps, so callers that come together all pass.
+// 10,000 callers want one of 1,000 places: two schedules have 500 places in an hour each. The published form of this
+// limiter checks and adds in two steps. So concurrent callers all pass there.
 func TestConcurrentReservationsNeverExceedAWindow(t *testing.T) {
 	t.Parallel()
 	cfg := schedule.Config{Windows: []schedule.Window{{Limit: schedule.MaxLimit, Length: time.Hour}}}
@@ -227,7 +227,7 @@ func TestMemoryIsBoundedAndExpires(t *testing.T) {
 		require.NoError(t, err)
 		return now
 	}
-	for admitted := 0; admitted < 20; { // far more in the end than may be held at once
+	for admitted := 0; admitted < 20; { // far more in total than may be held at once
 		at := server().Add(20 * time.Millisecond)
 		r, err := l.Reserve(ctx, "K", at.String(), at)
 		if errors.Is(err, schedule.ErrPast) { // the machine is slow
@@ -242,7 +242,8 @@ func TestMemoryIsBoundedAndExpires(t *testing.T) {
 	require.Eventually(t, func() bool { return rdb.DBSize(ctx).Val() == 0 }, 20*time.Second, 10*time.Millisecond)
 }
 
-// What no window of an instant to come can contain is forgotten, in the process as by Redis' expiry.
+// If a reservation is so old that no window of a future instant can contain it, it is forgotten: in memory as well as
+// by the expiry in Redis.
 func TestALocalScheduleThatIsOverIsNone(t *testing.T) {
 	t.Parallel()
 	ctx, clock := t.Context(), limittest.NewClock(time.Unix(1_800_000_000, 0))
@@ -392,7 +393,7 @@ func TestALocalScheduleIsSafeForConcurrentUse(t *testing.T) {
 	require.EqualValues(t, 1, admitted.Load())
 }
 
-// The document's rule: 10 per day, at a time to come, days being those of a time zone.
+// At most 10 reservations per day are admitted, at future instants. The days are those of a time zone.
 func TestCalendarDaysBeginAtTheirMidnight(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)

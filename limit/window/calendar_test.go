@@ -19,7 +19,8 @@ func zone(t *testing.T, name string) *time.Location {
 	return in
 }
 
-// A day ends at the midnight of its zone, after 23 hours where summer time begins, whenever its first take was.
+// A day ends at midnight in its time zone, whenever its first take was. If summer time begins on that day, the day has
+// 23 hours.
 func TestAWindowOfTheCalendarEndsAtMidnight(t *testing.T) {
 	t.Parallel()
 	berlin := zone(t, "Europe/Berlin")
@@ -41,8 +42,8 @@ func TestAWindowOfTheCalendarEndsAtMidnight(t *testing.T) {
 	require.Equal(t, 24*time.Hour, l.Window())
 }
 
-// In 5,000 random tries over ends of months and changes of the clock, a window admits exactly what counting by hand in
-// each stretch of the calendar admits.
+// The test makes 5,000 random tries around ends of months and changes of the clock. A window admits exactly as many
+// takes as a plain count of the takes in each unit of the calendar.
 func TestWindowsOfTheCalendarAgreeWithCountingByHand(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)
@@ -70,7 +71,7 @@ func TestWindowsOfTheCalendarAgreeWithCountingByHand(t *testing.T) {
 				windows[r.Era] = begin
 				require.Equal(t, limit-counts[begin], r.Remaining)
 				taken = append(taken, r)
-				if rng.IntN(6) == 0 { // given back, it counts in its own window
+				if rng.IntN(6) == 0 { // a returned token counts in the window of its take
 					i := rng.IntN(len(taken))
 					require.NoError(t, l.Undo(t.Context(), "K", taken[i]))
 					counts[windows[taken[i].Era]] -= taken[i].Taken

@@ -36,8 +36,9 @@ func TestAChangedLimitCountsWhatWasTaken(t *testing.T) {
 	}
 }
 
-// Ten in an hour is counted in slots of six minutes, ten in ten minutes in slots of one. A count of the other's slot
-// lies in the slot with its end, or in the present one.
+// A window of an hour has slots of six minutes, and a window of ten minutes has slots of one minute. A limiter puts the
+// count of another limiter's slot into its own slot that contains the end of that slot, but at the latest into the
+// present slot.
 func TestSlidingWindowsOfTwoLengthsCountOneAnothersTakes(t *testing.T) {
 	t.Parallel()
 	m := miniredis.RunT(t)
@@ -72,11 +73,11 @@ func TestSlidingWindowsOfTwoLengthsCountOneAnothersTakes(t *testing.T) {
 	at(0)
 	require.EqualValues(t, 0, take(t, hour, 10).Remaining)
 	at(9 * time.Minute)
-	denied(short, 7*time.Minute) // shortened: in slot 5 since, which leaves at 16
+	denied(short, 7*time.Minute) // in slot 5 of the shorter window, which stops counting at 16 minutes
 	at(16 * time.Minute)
 	require.EqualValues(t, 0, take(t, short, 10).Remaining)
 	at(25 * time.Minute)
-	denied(hour, 53*time.Minute) // lengthened: in slot 2 of six minutes, which leaves at 78
+	denied(hour, 53*time.Minute) // in slot 2 of the longer window, which stops counting at 78 minutes
 
 	for _, pair := range [][2]*window.Limiter{{hour, short}, {hour, of(2 * time.Hour)}, {of(24 * time.Hour), hour}} {
 		require.NoError(t, hour.Reset(t.Context(), "K"))

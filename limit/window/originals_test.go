@@ -12,9 +12,9 @@ import (
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
-// The cases of ratelimiter for Node, test/index.js of 2.2.0 (fixed windows) and 3.4.1 (sliding ones), by their names
-// there. It answers what was left before the call, and counts calls that it denies; here a take answers what is left
-// after it, and a denied one counts for nothing.
+// These are the test cases of ratelimiter for Node, with their names: test/index.js of 2.2.0 (fixed windows) and of
+// 3.4.1 (sliding windows). ratelimiter returns the number of tokens left before the call, and also counts denied calls.
+// Here a take returns the number of tokens left after it, and a denied take is not counted.
 func TestCasesOfRatelimiterForNode(t *testing.T) {
 	t.Parallel()
 	for _, kind := range []window.Kind{window.Fixed, window.Sliding} {

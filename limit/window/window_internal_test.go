@@ -15,7 +15,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/internal/limittest"
 )
 
-// fast are windows that a test's milliseconds see begin and end.
+// fast are windows that are so short that many of them begin and end during a test.
 var fast = []Config{
 	{Limit: 10, Window: 5 * time.Millisecond},
 	{Limit: 3, Window: time.Millisecond},
@@ -65,7 +65,8 @@ func TestScriptsAgreeWithTheModelsOnTheEmbeddedStore(t *testing.T) {
 	agree(t, rdb, tick, rng, 300, fast)
 }
 
-// The store's clock is in another year than this process's: the server's says which window of the calendar it is.
+// The store's clock is in another year than this process's clock. The store's clock determines the window of the
+// calendar.
 func TestTheScriptFollowsTheCalendarOfTheServer(t *testing.T) {
 	t.Parallel()
 	rng := limittest.Rand(t)

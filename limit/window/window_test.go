@@ -33,7 +33,7 @@ func take(t *testing.T, l *window.Limiter, n int64) fetch.Result {
 	return r
 }
 
-// Limit, remaining and reset, from the first take on, with weights.
+// The test checks Limit, Remaining and ResetAfter from the first take on, with takes of several sizes.
 func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 	t.Parallel()
 	l, clock := local(t, window.Config{Limit: 5, Window: time.Minute})
@@ -100,7 +100,7 @@ func TestATakeIsUndoneInItsOwnWindow(t *testing.T) {
 	}
 }
 
-// How many tokens the kinds admit in 0.2 s around the edge of a window.
+// The test counts the tokens that each kind of window admits in 0.2 s around the end of a window.
 func TestEdgesOfWindows(t *testing.T) {
 	t.Parallel()
 	for kind, want := range map[window.Kind]int{window.Fixed: 200, window.Sliding: 100} {
@@ -159,7 +159,7 @@ func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
 				sum += events[i].n
 			}
 			require.LessOrEqual(t, sum, cfg.Limit, "%+v", cfg)
-			if rng.IntN(5) == 0 { // give back what was taken last or before
+			if rng.IntN(5) == 0 { // give back the last take or an earlier one
 				i := rng.IntN(len(events))
 				back := 1 + rng.Int64N(max(1, events[i].n))
 				if at-events[i].at < cfg.Window.Microseconds() && back <= events[i].n {
@@ -171,15 +171,15 @@ func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
 	}
 }
 
-// A client that asks with INCR and PTTL loses the window's end when the key vanishes between the two. Its counter then
-// stays for ever; a Limiter starts a new window.
+// If the key expires between the INCR and the PTTL of a client, INCR creates a counter that never expires. A Limiter
+// starts a new window instead.
 func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), limittest.Redis(t)
 	l, err := window.New(rdb, window.Config{Limit: 3, Window: time.Hour})
 	require.NoError(t, err)
 
-	// The form itself: what was taken, with its expiry.
+	// The key is the number of tokens taken, with an expiry.
 	require.EqualValues(t, 2, take(t, l, 1).Remaining)
 	require.EqualValues(t, 2, rdb.Incr(ctx, "{K}:win").Val())
 	require.InDelta(t, time.Hour, rdb.PTTL(ctx, "{K}:win").Val(), float64(time.Minute))
@@ -190,7 +190,7 @@ func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 	require.Zero(t, r.Remaining, "never below zero")
 	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
 
-	// The key vanishes, and the other client's INCR makes it without an end.
+	// The key expires, and the other client's INCR makes a key without an expiry.
 	require.NoError(t, rdb.Del(ctx, "{K}:win").Err())
 	require.EqualValues(t, 1, rdb.Incr(ctx, "{K}:win").Val())
 	require.EqualValues(t, -1, rdb.PTTL(ctx, "{K}:win").Val())
@@ -261,7 +261,7 @@ func TestAnIdleKeyExpiresWhenItsWindowHasEnded(t *testing.T) {
 	}
 }
 
-// See docs/limiters.md for 200,000 keys (REFILLER_KEYS=200000).
+// docs/limiters.md has the figures for 200,000 keys (REFILLER_KEYS=200000).
 func TestMemoryOfAKey(t *testing.T) {
 	t.Parallel()
 	for kind, c := range map[window.Kind]struct {

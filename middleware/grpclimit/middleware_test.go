@@ -34,8 +34,7 @@ import (
 
 const patience = 20 * time.Second
 
-// service echoes. It fails a unary call if fail is set, and keeps the decision of
-// the last call.
+// service echoes messages. If fail is set, unary calls fail. It keeps the decision of the last call.
 type service struct {
 	grpc_testing.UnimplementedTestServiceServer
 	fail     atomic.Bool
@@ -119,7 +118,7 @@ func (b *bench) call(ctx context.Context) error {
 	return err
 }
 
-// hourly returns a limiter in Redis of capacity tokens, which gains one an hour.
+// hourly returns a limiter in Redis that holds capacity tokens and gains one token an hour.
 func hourly(t *testing.T, capacity int64) (*lazy.Limiter, *redis.Client) {
 	t.Helper()
 	rdb := testenv.Redis(t).Client()
@@ -234,8 +233,7 @@ func TestAWeightIsWhatACallTakes(t *testing.T) {
 	require.Empty(t, status.Convert(err).Details(), "it is unknown when to come back")
 }
 
-// A queue, alone or among many limits, spaces calls out, beyond the time that the
-// limiter may take to answer.
+// A limit of pacing, alone or in a Many, spaces calls out. A call may wait for its place for longer than the Timeout.
 func TestACallWaitsForItsPlace(t *testing.T) {
 	t.Parallel()
 	spaced := pacing.Config{Name: "spaced", Rate: policy.PerSecond(2), MaxWait: time.Second}
@@ -317,7 +315,7 @@ func TestShadowDeniesNothingAndReports(t *testing.T) {
 	require.False(t, b.service.decision.Load().OK)
 }
 
-// Who tries a limit in shadow mode has no call refused, not even one without a key.
+// In shadow mode no call is refused, not even a call without a key.
 func TestShadowRefusesNoCallWithoutAKey(t *testing.T) {
 	t.Parallel()
 	l, _ := hourly(t, 1)
@@ -370,8 +368,8 @@ func TestKeysDistinguishClients(t *testing.T) {
 	require.EqualValues(t, 5, keys)
 }
 
-// A template knows a key that can't name a bucket by its beginning: of no template it would be unknown, and pass with
-// FailOpen.
+// A key that can't be a bucket's name keeps its beginning, so that its template still matches. Otherwise the bucket
+// would be unknown, and the call would pass with FailOpen.
 func TestAnOddKeyIsStillItsTemplates(t *testing.T) {
 	t.Parallel()
 	c, err := fetch.New(testenv.Redis(t).Client(), fetch.WithTimeout(patience), fetch.WithTemplates(policy.Template{
@@ -400,7 +398,7 @@ func TestEachKeyFunc(t *testing.T) {
 	for name, c := range map[string]struct {
 		key  KeyFunc
 		ctx  context.Context
-		want string // empty: an error
+		want string // empty: an error is expected
 	}{
 		"method":       {ByMethod(), t.Context(), "method:/s/m"},
 		"IPv4":         {ByPeer(), from(tcp("10.0.0.1")), "peer:10.0.0.1"},
@@ -447,8 +445,8 @@ func TestABadConfigIsRefusedByField(t *testing.T) {
 	}
 }
 
-// With SkipFailed a client that cancels, or whose deadline is short, has taken its token, or it could read a stream
-// nearly to its end and pay for none.
+// With SkipFailed, a client that cancels, or whose deadline is short, does not get its token back. Otherwise it could
+// read a stream nearly to its end without using a token.
 func TestHangingUpGivesNoTokenBack(t *testing.T) {
 	t.Parallel()
 	now := time.Now()

@@ -81,7 +81,7 @@ func TestInventedMethodsAndPathsFindNoFreshTokens(t *testing.T) {
 	require.Equal(t, 2, passed)
 }
 
-// A handler behind SkipFailed takes the connection over, as for a WebSocket, and its token stays taken.
+// A handler behind SkipFailed can take over the connection, for example for a WebSocket. Its token stays taken.
 func TestAConnectionCanBeTakenOverBehindSkipFailed(t *testing.T) {
 	t.Parallel()
 	l := &fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}}
@@ -204,7 +204,8 @@ func TestTheMiddlewareWorksWithEachLimiter(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code)
 }
 
-// A client that resets its stream at once, again and again, takes nothing; failing open lets none of it through.
+// A client may reset its streams at once, so that its requests take no tokens. Such requests don't pass, even with
+// FailOpen.
 func TestAClientThatLeftDoesNotPassWhereItFailsOpen(t *testing.T) {
 	t.Parallel()
 	limiter, err := lazy.NewLocal(lazy.Config{Capacity: 1, Rate: policy.Rate{Tokens: 1, Per: time.Hour}}, time.Now)
@@ -222,14 +223,15 @@ func TestAClientThatLeftDoesNotPassWhereItFailsOpen(t *testing.T) {
 	require.Equal(t, 1, served)
 }
 
-// With SkipFailed a client that hangs up has taken its token, or it could have all the work done and pay for none.
+// With SkipFailed, a client that disconnects does not get its token back. Otherwise it could have all the work done
+// without using a token.
 func TestHangingUpGivesNoTokenBack(t *testing.T) {
 	t.Parallel()
 	l := &fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}}
 	ctx, leave := context.WithCancel(t.Context())
 	defer leave()
 	for _, end := range []func(http.ResponseWriter){
-		func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }, // as httputil.ReverseProxy answers it
+		func(w http.ResponseWriter) { w.WriteHeader(http.StatusBadGateway) }, // the answer of httputil.ReverseProxy
 		func(http.ResponseWriter) { panic(http.ErrAbortHandler) },
 	} {
 		h := middleware(t, Config{Limiter: l, SkipFailed: true}).Wrap(http.HandlerFunc(
@@ -264,7 +266,7 @@ func TestLimitsAroundEachOtherSendAllHeaders(t *testing.T) {
 	require.Equal(t, []string{`"outer";r=1;t=60`, `"inner";r=8;t=60`}, w.Header().Values("RateLimit"))
 }
 
-// Clients get the usual length of a day, 24 hours, although one of 49 hours may be planned for.
+// Clients get the usual length of a day, 24 hours, although days of up to 49 hours are possible.
 func TestTheHeaderOfADayOfTheCalendarSays24Hours(t *testing.T) {
 	t.Parallel()
 	daily, err := schedule.NewLocal(schedule.Config{Windows: []schedule.Window{{Limit: 2, Per: calendar.Day}}}, time.Now)
@@ -276,7 +278,7 @@ func TestTheHeaderOfADayOfTheCalendarSays24Hours(t *testing.T) {
 	}
 }
 
-// What a client chooses takes little room in the log.
+// The log keeps only the beginning of texts that a client chooses.
 func TestTheAbuseLogKeepsLittleOfAHugeRequest(t *testing.T) {
 	t.Parallel()
 	log, err := NewAbuseLog(testenv.Redis(t).Client(), "abuse", 10)

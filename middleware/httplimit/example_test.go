@@ -17,8 +17,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Every API key has 60 requests in reserve and earns one a second; without a
-// key, the client's address counts.
+// Each API key can make 60 requests at once, and earns one request a second. For requests without an API key, the
+// client's address is the key.
 func Example() {
 	rdb := redis.NewClient(&redis.Options{Addr: "127.0.0.1:6379", ContextTimeoutEnabled: true})
 	defer rdb.Close()

@@ -92,7 +92,7 @@ func TestADeniedRequestGetsTheDraftsHeadersAndProblem(t *testing.T) {
 		"status": 429.0, "detail": "slow down, please", "violated-policies": []any{`a "b"`}}, p)
 }
 
-// t is the time until more tokens are there, as the draft wants it, and not until all are.
+// In the header, t is the time until more tokens are available, as the draft requires, and not the time until all are.
 func TestAnAdmittedRequestGetsTheTimeOfMoreTokens(t *testing.T) {
 	t.Parallel()
 	clock := func() time.Time { return time.UnixMilli(1_800_000_000_500) }
@@ -111,7 +111,7 @@ func TestAnAdmittedRequestGetsTheTimeOfMoreTokens(t *testing.T) {
 		want    string
 	}{
 		"lazy":    {perSecond, `"default";r=0;t=1`},
-		"sliding": {sliding, `"default";r=0;t=66`}, // its slot of six seconds has just begun, and has all takes
+		"sliding": {sliding, `"default";r=0;t=66`}, // its slot of six seconds has just begun, and contains all takes
 		"bucket":  {bucket, `"default";r=0;t=1`},
 	} {
 		h := middleware(t, Config{Limiter: c.limiter, Weight: func(*http.Request) int64 { return 60 }}).Wrap(hello)
@@ -141,7 +141,7 @@ func TestManyLimitsShowAllAndNameWhoSaidNo(t *testing.T) {
 		lazy.Config{Name: "burst", Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: time.Hour}},
 		window.Config{Name: "daily", Limit: 100, Window: 24 * time.Hour})
 	require.NoError(t, err)
-	type wrapped struct{ *limit.Many } // as a program does that adds to its methods
+	type wrapped struct{ *limit.Many } // a program may add methods to a Many in this way
 	h := middleware(t, Config{Limiter: wrapped{many}, Timeout: 20 * time.Second}).Wrap(hello)
 	for range 2 {
 		require.Equal(t, http.StatusOK, get(h, "/").Code)
@@ -252,8 +252,8 @@ func TestARequestWithoutAKeyIsRefused(t *testing.T) {
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/", header("X-Key", strings.Repeat("k}", 5000))).Code)
 }
 
-// A template knows a key that is too long for a bucket's name by its beginning: of no template it would be unknown, and
-// pass with FailOpen.
+// A key that is too long for a bucket's name keeps its beginning, so that its template still matches. Otherwise the
+// bucket would be unknown, and the request would pass with FailOpen.
 func TestALongKeyIsStillItsTemplates(t *testing.T) {
 	t.Parallel()
 	c, err := fetch.New(testenv.Redis(t).Client(), fetch.WithTimeout(20*time.Second), fetch.WithTemplates(policy.Template{
@@ -328,8 +328,8 @@ func TestSlowDownGrowsWithEachRequestAndEndsWithTheClient(t *testing.T) {
 	})
 }
 
-// A queue, alone or among many limits, spaces the requests out, beyond the time
-// that the limiter may take to answer.
+// A limit of pacing, alone or in a Many, spaces requests out. A request may wait for its place for longer than the
+// Timeout.
 func TestARequestWaitsForItsPlace(t *testing.T) {
 	t.Parallel()
 	spaced := pacing.Config{Name: "spaced", Rate: policy.PerSecond(2), MaxWait: time.Second}
@@ -383,7 +383,7 @@ func TestFailedRequestsGiveTheirTokensBack(t *testing.T) {
 		w.(http.Flusher).Flush()
 		require.NoError(t, http.NewResponseController(w).Flush())
 		_, _ = io.WriteString(w, "ok")
-		w.WriteHeader(http.StatusInternalServerError) // too late to count
+		w.WriteHeader(http.StatusInternalServerError) // ignored, since the status was sent before
 	}
 	require.Equal(t, http.StatusOK, get(h, "/").Code)
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code, "a success counts")
@@ -463,7 +463,7 @@ func TestTheAbuseLogKeepsTheLatestDenials(t *testing.T) {
 	require.Equal(t, Abuse{Key: "ip:192.0.2.1", IP: "192.0.2.1", Method: "GET", Path: "/3", DeniedBy: []string{"default"}},
 		abuses[0])
 
-	for range abuseQueue + 7 { // it doesn't run: the queue is full, and never blocks
+	for range abuseQueue + 7 { // Run isn't called, so the queue becomes full, but Record doesn't block
 		get(h, "/")
 	}
 	require.EqualValues(t, 7, log.Dropped())
@@ -506,7 +506,7 @@ func TestBadConfigIsRefused(t *testing.T) {
 	}
 }
 
-// scripted answers with one result, and remembers what is undone.
+// scripted is a limiter that returns a fixed result, and remembers the result that is undone.
 type scripted struct{ result, undone fetch.Result }
 
 func (s *scripted) Take(context.Context, string, int64, ...fetch.CallOption) (fetch.Result, error) {
@@ -518,7 +518,7 @@ func (s *scripted) Undo(_ context.Context, _ string, r fetch.Result) error {
 	return nil
 }
 
-// What goes back, and to which history of a bucket, is in the result: it is undone as it came.
+// The result determines which tokens go back, and to which era of a bucket. So it must reach Undo unchanged.
 func TestTheResultOfAFailedRequestIsUndone(t *testing.T) {
 	t.Parallel()
 	limiter := &scripted{result: fetch.Result{OK: true, Taken: 1, Limit: 10, Shadow: true, Era: 7}}

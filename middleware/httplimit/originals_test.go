@@ -12,8 +12,9 @@ import (
 	"github.com/tokenrefill/refiller/limit/window"
 )
 
-// The cases of koa2-ratelimit 1.1.3, test/RateLimit.js, by their names there. Left out: units of time, which Go has,
-// and max: 0, which is no limit there; here a limit of 0 is refused, and Weight 0 lets a request pass.
+// These are the test cases of koa2-ratelimit 1.1.3, test/RateLimit.js, with their names. The cases of units of time are
+// left out, since Go has such units. The case max: 0 is left out, too: there it means no limit. Here a limit of 0 is
+// refused, and Weight 0 lets a request pass.
 func TestCasesOfKoa2Ratelimit(t *testing.T) {
 	t.Parallel()
 	behind := func(t *testing.T, limit int64, cfg Config) http.Handler {
