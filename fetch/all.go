@@ -30,7 +30,7 @@ type Request struct {
 type AllResult struct {
 	// OK reports whether all requests were granted; otherwise nothing was taken.
 	OK bool
-	// Denied is the key of the bucket that denied the first of the denied requests, in their order; empty if OK.
+	// Denied is the key of the first request, in the order of the requests, that was denied; empty if OK.
 	Denied string
 	// RetryAfter is the longest RetryAfter of the requests that were denied; 0 if OK.
 	RetryAfter time.Duration
@@ -138,8 +138,8 @@ type demand struct {
 	answer  answer
 }
 
-// unknown reads the templates again, unless they were read just now, and reports whether one of the unknown buckets
-// belongs to a template by now. It returns an error if the templates can't be read.
+// unknown reports whether one of the unknown buckets belongs to a template by now. It reads the templates again, unless
+// they were read just now. It returns an error if the templates can't be read.
 func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	for _, d := range demands {
 		found, err = c.templates.unknown(d.task)

@@ -34,7 +34,7 @@ type block struct {
 	view   atomic.Pointer[view] // nil: takers can take nothing
 	asked  atomic.Bool          // the keeper was woken, or pauses
 	missed atomic.Int64         // tokens that takers got from the bucket itself since the keeper last checked
-	_      [64]byte             // takers only read the cache lines before it, and write the next one
+	_      [64]byte             // separates left, which takers write, from the fields that they read
 	left   atomic.Int64         // tokens
 	_      [64]byte
 

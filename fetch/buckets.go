@@ -70,8 +70,8 @@ func (m *mark) claim(d time.Duration, now time.Time) bool {
 }
 
 // buckets are the buckets that a Client used last. Each shard has two halves. When the young half is full, it becomes
-// the old half, and the buckets of the former old half are dropped, except those that must not be forgotten. If a
-// bucket of the old half is used, it is put into the young half.
+// the old half. The buckets of the former old half are dropped, except those that must not be forgotten. If a bucket of
+// the old half is used, it is put into the young half.
 type buckets struct {
 	seed   maphash.Seed
 	shards []bucketShard
@@ -239,9 +239,9 @@ func (bs *buckets) wait(key string) *lines {
 	return ls
 }
 
-// remember records the reply to a take of n tokens that began at asked: the bucket's policy (nil if it has none) and
-// the denial, if the take was denied. A known schedule stays while the policy is the same. If the bucket got more
-// tokens since the call began, the denial is dropped, because it may be older than these tokens.
+// remember records the reply to a take of n tokens that began at asked. It records the bucket's policy, which is nil if
+// it has none. If the take was denied, it also records the denial. A known schedule stays while the policy is the same.
+// If the bucket got more tokens since the call began, the denial is dropped, because it may be older than these tokens.
 func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	s := c.buckets.shard(key)
 	s.mu.Lock()

@@ -45,7 +45,8 @@ import (
 //
 // A take without a request id is sent once. If its reply is lost, it is unknown whether the tokens were taken: count
 // them as spent. With a request id ([WithRequestID]) a take can be repeated, and is charged once. If a caller stops
-// waiting, the tokens that were taken for it are returned to their bucket; [Stats] counts those that can't be returned.
+// waiting, the tokens that were taken for it are returned to their bucket. [Stats] counts tokens that can't be
+// returned.
 type Client struct {
 	config    config
 	nodes     *nodes
@@ -132,8 +133,8 @@ func (t *task) peek() (reply lua.PeekReply, err error) {
 type Stats struct {
 	// Abandoned is the number of calls for which the caller stopped waiting before the reply came.
 	Abandoned int64
-	// Returned is the number of tokens that the Client gave back: those that abandoned calls had taken, and those that a
-	// TakeAll had taken although another bucket denied it.
+	// Returned is the number of tokens that the Client gave back. They were taken by abandoned calls, or by calls of
+	// TakeAll that another bucket denied.
 	Returned int64
 	// Clamped is the number of tokens that were given back but dropped, because their bucket was full. It counts tokens of
 	// Undo, Return, Settle and Cancel, tokens of blocks (WithLease), and tokens that Returned counts. It also counts

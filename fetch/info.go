@@ -10,8 +10,8 @@ import (
 
 const (
 	denialMaxAge = time.Second // how long a denial is believed
-	// policyMaxAge is how long a bucket's policy is believed. To ask for it doubles the cost of a take; the reply to a
-	// denied take has it anyway.
+	// policyMaxAge is how long a bucket's policy is believed. Asking for the policy doubles the cost of a take. The reply
+	// to a denied take has the policy in any case.
 	policyMaxAge = 10 * time.Second
 	// pooledMaxAge is policyMaxAge of a pool's bucket, whose grant comes and goes.
 	pooledMaxAge = time.Second

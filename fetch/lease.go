@@ -50,10 +50,10 @@ const (
 //   - Unused tokens go back within hold, which is 10 ms to an hour, and at Close.
 //   - While the bucket's server is unavailable, takes use the block, for about a second beyond hold.
 //
-// If the block has too few tokens for a take, the take is made from the bucket. It is denied if the bucket has too few,
-// too, even if both together have enough. TakeUpTo takes from both, but not the tokens that another call moves between
-// the two at that moment. Tokens of other consumers' blocks can't be taken until they come back. WithLeave counts the
-// tokens that the bucket had at the block's last call, and those that are left in the block.
+// If the block has too few tokens for a take, the take is made from the bucket. It is denied if the bucket also has too
+// few tokens, even if block and bucket together have enough. TakeUpTo takes from both, but not the tokens that another
+// call moves between the two at that moment. Tokens of other consumers' blocks can't be taken until they come back.
+// WithLeave counts the tokens that the bucket had at the block's last call, and those that are left in the block.
 //
 // Blocks have three costs:
 //

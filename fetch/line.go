@@ -119,7 +119,7 @@ func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
 	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
 }
 
-// holdTime returns for how long the line holds back a take of n tokens: for a refill interval, or for the time in which
+// holdTime returns for how long the line holds back a take of n tokens. That is a refill interval, or the time in which
 // refills add twice n tokens if that is longer. Otherwise the takes that pass the line could get all tokens.
 func (l *line) holdTime(n int64) time.Duration {
 	at := l.at
@@ -187,9 +187,9 @@ func (b *bucket) behind(flow string, run policy.Run, mayPass bool) (due time.Dur
 	return max(due, time.Millisecond), true
 }
 
-// leaves returns the tokens that a call for a take of n must leave in the bucket: those of leave and, unless the take
-// passes the lines ahead, the tokens that these lines want. They are added only as far as the sum is at most the
-// capacity less n. The lock is held.
+// leaves returns the tokens that a call for a take of n must leave in the bucket. These are the tokens of leave and, if
+// the take doesn't pass the lines ahead, the tokens that these lines want. The latter are added only as far as the sum
+// is at most the capacity less n. The lock is held.
 func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) policy.Leave {
 	total, last := ls.ahead(flow, leave, ofLine)
 	if last == nil || !ofLine && ls.pass(flow, n, leave) == 0 {

@@ -35,8 +35,8 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	}
 }
 
-// observe applies the parts of a reply that concern the whole group: tokens that may be lost, the version of the
-// templates, and the sets that the bucket has to be added to.
+// observe applies the parts of a reply that concern the whole group. They are the tokens that may be lost, the version
+// of the templates, and the sets to which the bucket has to be added.
 func (t *trip) observe(g *group, reply *lua.TakesReply) {
 	if reply.Err != nil {
 		if causeOf(reply.Err).reach == lost {

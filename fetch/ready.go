@@ -28,8 +28,8 @@ const (
 // accepts work. A readiness probe may call it again. It takes no tokens.
 //
 // It returns nil when takes can succeed. Otherwise it returns ErrClosed, the context's error if that was cancelled, or
-// ErrUnavailable, which wraps what failed. An open breaker is such a failure. Ready returns at the first failure, and
-// at the latest when ctx ends or after a minute.
+// ErrUnavailable, which wraps the cause. An open breaker is such a failure. Ready returns at the first failure, and at
+// the latest when ctx ends or after a minute.
 func (c *Client) Ready(ctx context.Context) error {
 	if !c.life.enter() {
 		return ErrClosed

@@ -165,9 +165,9 @@ func (t *trip) applyOpened(g *group, reply *lua.TakesReply) {
 	g.byFlow = g.info.divided()
 }
 
-// retryOpened reports whether a group whose takes were made by flow has to be sent again, because its bucket is a
-// template's and turned out to be missing or full. It sets opensFirst, so that the bucket is opened first. If the
-// bucket is missing although it was opened before, the takes are made without regard to flows.
+// retryOpened is called for a group whose takes were made by flow. It reports whether the group has to be sent again,
+// because its bucket is a template's and turned out to be missing or full. It sets opensFirst, so that the bucket is
+// opened first. If the bucket is missing although it was opened before, the takes are made without regard to flows.
 func (g *group) retryOpened(reply *lua.TakesReply) bool {
 	missing := errors.Is(reply.Err, lua.ErrUnknownBucket)
 	if !ofTemplate(g.kind) || !missing && !reply.Missed {

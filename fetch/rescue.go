@@ -9,13 +9,14 @@ import (
 
 const (
 	// rescueAfter is the age of the last refill, in refill intervals, after which this Client makes the next one.
-	// rescueSpread is the most that a Client adds to that. Each adds a part of its own, so that they don't act at once.
+	// rescueSpread is the most that a Client adds to rescueAfter. Each Client adds a part of its own, so that they don't
+	// all act at the same time.
 	rescueAfter  = 2
 	rescueSpread = 0.25
 )
 
-// rescues reports whether this Client has to refill the bucket, because a denial shows that no refiller does: the last
-// refill is overdue, or is in the future because the server's clock went back. Buckets with a schedule are not
+// rescues reports whether this Client has to refill the bucket. It has to if a denial shows that no refiller does: the
+// last refill is overdue, or is in the future because the server's clock went back. Buckets with a schedule are not
 // refilled, because only refillers know the instants of the schedule.
 func (c *Client) rescues(reply *lua.TakeReply) bool {
 	t := reply.Terms

@@ -29,7 +29,7 @@ type Reservation struct {
 	once   sync.Once
 }
 
-// Settlement says what happened to the tokens of a reservation.
+// Settlement describes what happened to the tokens of a reservation.
 type Settlement struct {
 	policy.Settlement
 	// Remaining is the number of tokens in the bucket after the call.
@@ -153,8 +153,8 @@ func (c *Client) cancelLate(ctx context.Context, by lua.Client, key, id string) 
 // A second settlement changes nothing. For policy.HoldMemory it returns the answer of the first one, even if it reports
 // another number. The Client itself repeats the call once if its connection fails and the timeout leaves time.
 //
-// The errors are ErrInvalidAmount, ErrInvalidID, ErrNotHeld if the id is unknown, ErrIDInUse if it is in use for
-// something else, and those about the bucket.
+// The error is ErrNotHeld if the id is unknown, and ErrIDInUse if it is in use for something else. The other errors are
+// ErrInvalidAmount, ErrInvalidID and those about the bucket.
 func (c *Client) Settle(ctx context.Context, key, id string, used int64, opts ...CallOption) (Settlement, error) {
 	var s Settlement
 	call := Call{Op: OpSettle, Key: key, Tokens: used}

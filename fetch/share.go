@@ -226,8 +226,8 @@ func (c *Client) updateShare(key string, s *share, left int64, whole bool) {
 }
 
 // register adds this Client to the consumers of a bucket and counts them. It does so in a goroutine, with a round trip
-// of its own. The script of a take can't do it: while the bucket's slot moves in a Cluster, a server refuses a script
-// if one of its keys is missing, and the key of the consumers may be missing.
+// of its own. The script of a take can't do it. While the bucket's slot moves in a Cluster, a server refuses a script
+// if one of its keys is missing. The key of the consumers may be missing.
 func (c *Client) register(key string, s *share) {
 	every := registerEvery
 	if s.registered.until.Load() == nil { // it registers for the first time

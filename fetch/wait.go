@@ -32,11 +32,11 @@ const (
 // the line. The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there
 // may be no refiller, unless WithRescue(false) is set.
 //
-// After a bucket has denied a line, these other calls of the same Client don't overtake it: lines that leave more, and
-// takes and reservations without a request id that leave at least as much. There is one exception. Of the takes and
-// reservations that leave as much as the line, one passes the line in each refill interval. If it wants many tokens, it
-// passes only after the time in which the bucket earns twice as many. So these calls also get tokens, and the line gets
-// at least half of the refilled tokens.
+// After a bucket has denied a line, two kinds of calls of the same Client don't overtake it. They are lines that leave
+// more, and takes and reservations without a request id that leave at least as much. There is one exception. Of the
+// takes and reservations that leave as much as the line, one passes the line in each refill interval. If it wants many
+// tokens, it passes only after the time in which the bucket earns twice as many. So these calls also get tokens, and
+// the line gets at least half of the refilled tokens.
 //
 // Wait returns ErrDeadline at once if the tokens, after those of the waiters in front, are due after the context's
 // deadline. If the context ends while it waits, it returns the context's error, and its place goes to the next waiter.
@@ -181,7 +181,7 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 	return 0, l.first == nil
 }
 
-// askForLine asks once for as many waiters as go into one call, and serves those that the bucket has tokens for.
+// askForLine asks once for as many waiters as go into one call, and serves the waiters for which the bucket has tokens.
 func (c *Client) askForLine(l *line) {
 	l.mu.Lock()
 	asked, runs := l.runs()

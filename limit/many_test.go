@@ -19,7 +19,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// spaced is a limit with two places, an hour apart.
+// spaced is a limit with two places. The second place is an hour after the first one.
 var spaced = pacing.Config{Name: "spaced", Rate: policy.Rate{Tokens: 1, Per: time.Hour}, MaxWait: time.Hour}
 
 func TestATakeFromManyWaitsForItsPlace(t *testing.T) {

@@ -1,4 +1,4 @@
-// Package fetchprom exports what a [fetch.Client] does to Prometheus.
+// Package fetchprom exports metrics of a [fetch.Client] to Prometheus.
 //
 //	hook := fetchprom.New(fetchprom.Policies("checkout", "user:*"))
 //	registry.MustRegister(hook)
