@@ -38,7 +38,7 @@ func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Durat
 	return p
 }
 
-// apply sets when the tokens of a policy fall due: its rate or schedule.
+// apply sets the rate or the schedule of a policy.
 func (s *steps) apply(d *fields.Decoder, here fields.Path, l limits, p *policy.Policy) {
 	p.Rate, p.StepTokens = l.Rate, s.Tokens
 	if s.Every != 0 {
@@ -55,7 +55,7 @@ func (s *steps) apply(d *fields.Decoder, here fields.Path, l limits, p *policy.P
 	s.check(d, here, l)
 }
 
-// check reports contradictions between the fields that say when tokens fall due.
+// check reports contradictions between the fields of a rate and those of a schedule.
 func (s *steps) check(d *fields.Decoder, here fields.Path, l limits) {
 	if l.Rate != (policy.Rate{}) && *s == (steps{}) {
 		return
@@ -101,7 +101,7 @@ func (l limits) policy(interval time.Duration) policy.Policy {
 	}
 }
 
-// policy returns how a bucket is divided among flows, nil if it isn't.
+// policy returns the division of a bucket among flows, or nil if the bucket isn't divided.
 func (f *flows) policy() *policy.Flows {
 	if f == nil {
 		return nil
@@ -120,12 +120,12 @@ func validate(d *fields.Decoder, here fields.Path, p policy.Policy) {
 		if wrong.Field != "initial" {
 			return
 		}
-		p.Initial = nil // and on to what else is wrong
+		p.Initial = nil // find the next problem
 	}
 }
 
-// templates returns the set of the file's templates, nil if the file doesn't have the field. names are those of buckets
-// that have policies of their own.
+// templates returns the set of the file's templates, or nil if the file doesn't have the field. names are the names of
+// the buckets and pools that have policies of their own.
 func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 	if f.Templates == nil {
 		return nil
@@ -153,7 +153,7 @@ func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 		} else {
 			d.Bad(here, "%s", strings.TrimPrefix(wrong.Err.Error(), policy.ErrTemplates.Error()+" "))
 		}
-		list = append(list[:wrong.At], list[wrong.At+1:]...) // and on to what else is wrong
+		list = append(list[:wrong.At], list[wrong.At+1:]...) // find the next problem
 		paths = append(paths[:wrong.At], paths[wrong.At+1:]...)
 	}
 }

@@ -22,8 +22,8 @@ func (c Change) Applies() bool {
 	return c.Level || c.Version || c.Templates || c.Pools || len(c.Added)+len(c.Removed)+len(c.Changed) > 0
 }
 
-// To compares c, which is in force, with the next configuration. The error is Problems with the reasons for which next
-// can't follow c: it has a lower version, or other policies, templates or pools under the same version.
+// To compares c, which is in force, with the next configuration. It returns Problems if next can't replace c. This is
+// so if next has a lower version, or if it has different policies, templates or pools under the same version.
 func (c Config) To(next Config) (Change, error) {
 	change := Change{Level: c.Log.Level != next.Log.Level, Version: c.Version != next.Version, Restart: c.restart(next)}
 	old := make(map[string]Bucket, len(c.Buckets))
@@ -87,7 +87,8 @@ func (c Config) restart(next Config) []string {
 		{"election", reflect.DeepEqual(c.Election, next.Election)},
 		{"pools", c.Pooled() == next.Pooled()},
 		{"pool_registry", !c.Pooled() || !next.Pooled() || reflect.DeepEqual(c.PoolRegistry, next.PoolRegistry)},
-		// The interval is also that of the pulse, which can't change. Buckets use their new intervals at once.
+		// The refill interval is also the interval of the pulse, which can't change while the replica runs. Buckets use
+		// their new intervals at once.
 		{"refill_interval", c.RefillInterval == next.RefillInterval || c.Election.Mode != ModeEtcd},
 		{"listen", c.Listen == next.Listen},
 		{"log.format", c.Log.JSON == next.Log.JSON},

@@ -29,7 +29,7 @@ type Problem = fields.Problem
 // content of a configuration are Problems.
 type Problems = fields.Problems
 
-// Override is a value that replaces the file's value of a field that has a variable.
+// Override is a value that replaces a value of the file. Only fields that have a variable can be replaced.
 type Override = fields.Override
 
 // Config is a valid configuration with defaults filled in. It prints without secrets, and does not change after it was
@@ -47,8 +47,8 @@ type Config struct {
 	// is nil, the file has no such field, and the published templates stay in force. If it is empty, there are no
 	// templates any more.
 	Templates *policy.Templates
-	// Pools of all regions. They and Region meet the requirements of package pool. If Pools is nil, the replica takes no
-	// part in pools. If it is empty, there are no pools any more.
+	// Pools are the pools of all regions. They and Region meet the requirements of package pool. If Pools is nil, the
+	// replica takes no part in pools. If it is empty, there are no pools any more.
 	Pools  []pool.Pool
 	Listen string // host:port
 	Log    Log
@@ -65,8 +65,8 @@ type Mode int
 
 // Modes.
 const (
-	ModeRace Mode = iota // the replica that comes first
-	ModeEtcd             // the leader that is elected in etcd
+	ModeRace Mode = iota // the replica that comes first refills a bucket
+	ModeEtcd             // the leader that is elected in etcd refills all buckets
 )
 
 // String returns the mode as it is written in a file.
@@ -88,9 +88,9 @@ type Shared struct {
 
 // Source is the origin of a configuration.
 type Source struct {
-	Path   string // of the file; or
-	Data   []byte // its content, if it isn't nil: Path is then its name in a Problem
-	Under  string // the field of the file whose value is the configuration; empty: the whole file is
+	Path   string // of the file; also its name in a Problem
+	Data   []byte // the content of the file; if it is nil, the file is read from Path
+	Under  string // the field of the file whose value is the configuration; empty means the whole file
 	Shared Shared
 	// Defaults are values for fields that the file leaves out.
 	Defaults []Override
@@ -142,8 +142,8 @@ func (s *Source) read(d *fields.Decoder) bool {
 	return d.Read(s.Path, s.Data)
 }
 
-// Connections reads only from the environment and from flags how Redis and etcd are reached, for programs without a
-// file. The default address of Redis is redisconn.DefaultURL. There may be no endpoints of etcd.
+// Connections reads the options for Redis and etcd from the environment and from flags only. It is for programs without
+// a file. The default address of Redis is redisconn.DefaultURL. The endpoints of etcd are optional.
 func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	var f file
 	d := fields.New(kinds, &f)
@@ -174,7 +174,7 @@ func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
 	d.AddProblems(env.Misspelled(append(known, others...), families))
 }
 
-// others are the variables of the programs that set no field of a file.
+// others are the variables that the programs read but that set no field of a file.
 var others = []string{"REFILLER_IDENTITY", "REFILLER_OPERATOR"}
 
 // families are the beginnings of the names of related variables. Names that begin like those of "consumer serve" are
@@ -226,7 +226,7 @@ func (f *file) config(d *fields.Decoder) Config {
 	return c
 }
 
-// election returns how replicas decide which of them refills.
+// election returns the options of the election with the defaults filled in.
 func (f *file) election(d *fields.Decoder) Election {
 	e := f.Election
 	e.Etcd = e.or(DefaultPrefix, DefaultTTL)
@@ -295,8 +295,8 @@ func counted(n int, noun string) string {
 	return strconv.Itoa(n) + " " + noun
 }
 
-// Pooled reports whether the replica takes part in pools, even if only because it publishes that there are none any
-// more.
+// Pooled reports whether the replica takes part in pools. It does so even if Pools is empty: then it publishes that
+// there are no pools any more.
 func (c Config) Pooled() bool { return c.Pools != nil }
 
 // names returns the names of the buckets and pools that have policies of their own.
@@ -328,7 +328,7 @@ func (c Config) HasSeparateRegistry() bool {
 	return !reflect.DeepEqual(c.PoolRegistry, c.Election.Etcd)
 }
 
-// PoolsPrefix returns the prefix of the pools' keys in etcd. All regions have the same.
+// PoolsPrefix returns the prefix of the pools' keys in etcd. It is the same in all regions.
 func (c Config) PoolsPrefix() string { return c.PoolRegistry.Prefix + "/pools" }
 
 // RefillPrefix returns the prefix of the election in etcd. With pools each region has a prefix of its own, because the

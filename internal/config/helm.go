@@ -21,10 +21,11 @@ type helmValues struct {
 // chartDefaults are the values that the chart itself has for required fields.
 var chartDefaults = []Override{{Source: "default of the chart", Field: "redis.url", Value: "redis://redis:6379/0"}}
 
-// FromHelmValues returns the source of the configuration that replicas get from values of the Helm chart, named path.
-// It is the value config. It replaces the chart's defaults, and the variables of extraEnv replace its fields. A
-// variable whose value comes from a Secret or a ConfigMap is unknown. fromRelease reports that the version is unknown,
-// since the release gives it.
+// FromHelmValues returns the source of the configuration that replicas get from a file of values of the Helm chart.
+// path is the name of that file. The configuration is the value config. It replaces the chart's defaults, and the
+// variables of extraEnv replace its fields. A variable whose value comes from a Secret or a ConfigMap is ignored,
+// because its value is unknown. fromRelease reports that the configuration's version is unknown, because the release
+// determines it.
 func FromHelmValues(path string, data []byte) (s Source, fromRelease bool, err error) {
 	var values helmValues
 	if err := yaml.Unmarshal(data, &values); err != nil {

@@ -8,7 +8,7 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// pools returns the pools of the file, nil if it doesn't have the field.
+// pools returns the pools of the file, or nil if the file doesn't have the field.
 func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 	if f.Pools == nil {
 		return nil
@@ -58,7 +58,8 @@ func (s *sharedPool) pool() pool.Pool {
 	return p
 }
 
-// checkPool reports the contradictions between fields that package pool finds, each at the field that the error names.
+// checkPool reports the contradictions that package pool finds between fields. Each problem is at the field that the
+// error names.
 func checkPool(d *fields.Decoder, here fields.Path, p pool.Pool) {
 	for _, err := range fields.Joined(p.Validate()) {
 		var wrong *pool.FieldError
@@ -73,7 +74,7 @@ func checkPool(d *fields.Decoder, here fields.Path, p pool.Pool) {
 	}
 }
 
-// checkRegions reports a replica's region that takes part in no pool.
+// checkRegions reports a replica's region that is missing or is in no pool.
 func checkRegions(d *fields.Decoder, region string, pools []pool.Pool) {
 	var known []string
 	seen := map[string]bool{}

@@ -13,8 +13,8 @@ import (
 // Difference is a field whose value in a file differs from the one in force. Both values are written as in a file.
 type Difference struct {
 	Field   string `json:"field"`
-	InForce string `json:"in_force"` // empty: it doesn't have the field
-	File    string `json:"file"`     // empty: it doesn't have the field
+	InForce string `json:"in_force"` // empty if the policy in force doesn't have the field
+	File    string `json:"file"`     // empty if the file doesn't have the field
 }
 
 // Differences returns the differences between the terms of a bucket that are in force and those of a file. It ignores
@@ -30,8 +30,8 @@ func Differences(inForce, file policy.Terms) []Difference {
 	return list
 }
 
-// BucketDifferences returns the differences between a bucket in Redis and the policy of a file. Of a schedule's
-// instants Redis has only the last one and the next. If two schedules agree on these, no difference is found.
+// BucketDifferences returns the differences between a bucket in Redis and the policy of a file. Redis stores only two
+// instants of a schedule, the last one and the next. If two schedules agree on these, no difference is found.
 func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	list := Differences(*p.Terms, file.Terms(policy.Fence{}))
 	if p.Terms.Pool {
@@ -47,7 +47,7 @@ func BucketDifferences(p lua.PeekReply, file policy.Policy) []Difference {
 	return list
 }
 
-// PoolDifferences returns the differences between a pool that is in force and one of a file.
+// PoolDifferences returns the differences between a pool that is in force and a pool of a file.
 func PoolDifferences(inForce, file pool.Pool) []Difference {
 	before, after := writtenPool(inForce), writtenPool(file)
 	was := map[string]string{}
@@ -69,7 +69,8 @@ func PoolDifferences(inForce, file pool.Pool) []Difference {
 	return list
 }
 
-// writtenPool returns the fields of a pool as a file would have them, without those that have their defaults.
+// writtenPool returns the fields of a pool as a file would have them. It leaves out optional fields of regions that
+// have their defaults.
 func writtenPool(p pool.Pool) []writtenField {
 	rate := func(r policy.Rate) string { return r.InUnits().String() }
 	list := []writtenField{

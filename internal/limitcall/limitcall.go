@@ -1,5 +1,5 @@
-// Package limitcall makes the calls of the middlewares and of the sidecar to limiters of any kind: it takes tokens
-// without waiting for a place, and returns them. It is no limiter: see package limit.
+// Package limitcall makes the calls of the middlewares and of the sidecar to limiters of any kind. It takes tokens
+// without waiting, and returns tokens. The limiters themselves are in package limit.
 package limitcall
 
 import (
@@ -11,7 +11,7 @@ import (
 	"github.com/tokenrefill/refiller/limit/pacing"
 )
 
-// decider is a limiter of several limits: a limit.Many, or one that has its methods.
+// decider is a limiter of several limits: a limit.Many, or another type with these methods.
 type decider interface {
 	Decide(ctx context.Context, n int64, keys ...string) (limit.Decision, error)
 	Undo(ctx context.Context, d limit.Decision, keys ...string) error
@@ -19,8 +19,9 @@ type decider interface {
 
 var _ decider = (*limit.Many)(nil)
 
-// Take takes n tokens of a key, all or nothing, and returns at once. A place of pacing may be used only after the
-// decision's Wait. A limit.Many also sets DeniedBy and Limits; other limiters have no names for them.
+// Take takes n tokens of a key, all or nothing, and returns at once. With a pacing.Limiter, the caller must wait for
+// the decision's Wait before it uses the tokens. A limit.Many also sets DeniedBy and Limits; other limiters have no
+// names for them.
 func Take(ctx context.Context, l limit.Limiter, key string, n int64, opts ...fetch.CallOption) (limit.Decision, error) {
 	switch l := l.(type) { // the Take of these two would wait
 	case decider:
@@ -36,7 +37,7 @@ func Take(ctx context.Context, l limit.Limiter, key string, n int64, opts ...fet
 // giveBackTime is the least time for returning tokens: a fetch.Client may need it for a distant server.
 const giveBackTime = time.Second
 
-// Returns reports whether GiveBack can return tokens to a limiter. Places of pacing can't be returned.
+// Returns reports whether GiveBack can return tokens to a limiter. The tokens of a pacing.Limiter can't be returned.
 func Returns(l limit.Limiter) bool {
 	switch l.(type) {
 	case decider, limit.Undoer:
@@ -45,9 +46,9 @@ func Returns(l limit.Limiter) bool {
 	return false
 }
 
-// GiveBack returns the tokens of a decision of Take, if the limiter can take them back. It goes on when ctx ends,
-// because the call for which the tokens were taken may be over. It takes at most timeout, or a second if that is
-// longer.
+// GiveBack returns the tokens of a decision of Take to the limiter, if Returns is true for it. It does not stop when
+// ctx ends, because the call for which the tokens were taken may be over. Its time limit is timeout, or a second if
+// that is longer.
 func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision, timeout time.Duration) error {
 	if d.Taken == 0 {
 		return nil

@@ -19,8 +19,8 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// pools is the part of the replica in the pools. It reports and applies for its region, and is a candidate for the
-// coordination of all regions.
+// pools is the replica's part in the pools. It reports for its region, applies the region's grants, and is a candidate
+// for the coordination of all regions.
 type pools struct {
 	agent       *pool.Agent
 	coordinator *pool.Coordinator
@@ -57,7 +57,7 @@ func (p *pools) sample(ctx context.Context, cfg func() config.Config) {
 	}
 }
 
-// settings returns the configuration's pools as all regions share them.
+// settings returns the settings of the pools that all regions share, from a configuration.
 func settings(cfg config.Config) pool.Settings {
 	return pool.Settings{Version: cfg.PoolsVersion, Pools: cfg.Pools}
 }
@@ -216,8 +216,9 @@ func (w *whoLeads) ask(ctx context.Context) (*admin.Leader, error) {
 	return w.leader, w.err
 }
 
-// pooledAs returns the next configuration with the pools changed as the running replica needs them. Whether a replica
-// takes part in pools is decided when it starts.
+// pooledAs returns the next configuration with the pools and the region that the running replica can use. A replica
+// that started without pools can't have any, and a replica that started with pools keeps them if next has no field for
+// them.
 func (r *Replica) pooledAs(next config.Config) config.Config {
 	switch {
 	case r.pools == nil:

@@ -36,7 +36,7 @@ type regions struct {
 // report is not used, because the clocks of regions may differ.
 type seenReport struct{ at, seen time.Time }
 
-// follow reads the shares until ctx ends. Times in which etcd doesn't answer stay unknown.
+// follow reads the shares until ctx ends. The trends have no points for times in which etcd doesn't answer.
 func (r *regions) follow(ctx context.Context, cfg func() config.Config) {
 	ticker := time.NewTicker(regionsEvery)
 	defer ticker.Stop()
@@ -74,7 +74,7 @@ func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 		for _, region := range p.Regions {
 			rate, key := rates[p.Name], trendKey(p.Name, region.Region)
 			if rate == 0 {
-				continue // the pool has left the configuration
+				continue // the pool was removed from the configuration
 			}
 			report := r.reports[key]
 			if !report.at.Equal(region.At) {
@@ -92,7 +92,7 @@ func (r *regions) refresh(ctx context.Context, pools []pool.Pool) {
 	r.names = names
 }
 
-// trendKey returns a key that no other pool and region have. It is unique because names have no slash.
+// trendKey returns the key of the trend of a region in a pool. It is unique because names have no slash.
 func trendKey(pool, region string) string { return pool + "/" + region }
 
 // pointOf returns the part of a pool's rate that a region may use at a time after its last report. That is its grant

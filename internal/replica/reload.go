@@ -47,7 +47,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	old := r.config()
 	change, err := old.To(next)
 	templates := next.Templates
-	if templates == nil { // it has no field for templates
+	if templates == nil { // next has no field for templates
 		templates = old.Templates
 	}
 	if err == nil && change.Applies() {

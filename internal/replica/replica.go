@@ -28,7 +28,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// After resigning, a leader remains a standby for so many refill intervals, but no longer than a bound.
+// After resigning, a leader remains a standby for handover refill intervals, but not longer than maxHandover.
 const (
 	handover    = 3
 	maxHandover = 2 * time.Second

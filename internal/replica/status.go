@@ -24,7 +24,7 @@ import (
 const (
 	// peeks is the number of buckets that are read at once for a status.
 	peeks = 16
-	// glance is the time for which the last reading of a bucket is shown again.
+	// glance is the time for which the last reading of a bucket is shown without another reading.
 	glance = 300 * time.Millisecond
 	// pingTimeout bounds the check whether Redis answers.
 	pingTimeout = time.Second
@@ -124,7 +124,7 @@ func (r *Replica) troubles() []admin.Trouble {
 }
 
 // mismatches returns the mismatches from refill calls and from the buckets that this replica has just read. A standby
-// has only the latter.
+// makes no refill calls.
 func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mismatch) {
 	conflicts.Buckets, outdated.Buckets = r.stats.Conflicts(), r.stats.Outdated()
 	for _, b := range read {
@@ -174,7 +174,8 @@ func (r *Replica) entry() membership.Entry {
 	return membership.Entry{Identity: r.identity, Build: r.build, Role: role, Version: s.Version, Started: r.started}
 }
 
-// find reads the buckets that the query asks for. found is their number without regard to the query's offset and limit.
+// find reads the buckets that the query asks for. found is the number of buckets that match, before the query's offset
+// and limit are applied.
 func (r *Replica) find(ctx context.Context, cfg config.Config, q admin.Query) (list []admin.Bucket, found int) {
 	var all []config.Bucket
 	search := strings.ToLower(q.Search)

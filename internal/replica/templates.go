@@ -13,12 +13,12 @@ const (
 	publishEvery = time.Second
 	// publishTimeout bounds a publication.
 	publishTimeout = 2 * time.Second
-	// published is the message for the case that this replica's templates are the published ones.
+	// published is the message if this replica's templates are the published ones.
 	published = "templates are published"
 )
 
-// publishes publishes the templates of the configuration until ctx ends: at the start, when they change, and when the
-// published ones were lost. Every replica does so, and the highest version wins.
+// publishes publishes the templates of the configuration until ctx ends. It does so at the start, when the templates
+// change, and when Redis has lost the published templates. Every replica does so, and the highest version wins.
 func (r *Replica) publishes(ctx context.Context) error {
 	ticker := time.NewTicker(publishEvery)
 	defer ticker.Stop()

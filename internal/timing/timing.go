@@ -1,5 +1,5 @@
 // Package timing has the functions with which loops wait: a sleep that can be ended, delays that double or vary, and a
-// signal that never blocks. It decides nothing about retries: its callers do.
+// signal that never blocks. The callers decide whether to retry.
 //
 // The delays are functions of the number of failures. A back-off of a library has its own count, clock and random
 // numbers. Here the caller has them, so that simulations can be repeated with a seed.

@@ -14,8 +14,8 @@ const (
 	horizon = 10 * 366 * day
 )
 
-// Change returns the first instant after t from which the offset of t's location from UTC is another one. It returns
-// the zero time if there is none within ten years.
+// Change returns the first instant after t at which the offset of t's location from UTC changes. It returns the zero
+// time if there is no change within ten years.
 //
 // If a zone's changes follow a rule, the bounds of Time.ZoneBounds are not reliable. They also end with the year. On
 // the last day of a leap year the end is before t. The beginning ignores that the rule was not always in force. So

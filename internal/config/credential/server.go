@@ -12,7 +12,7 @@ import (
 type ServerTLS struct {
 	Cert     string // the server's certificate, with Key
 	Key      string
-	ClientCA string // authorities of clients, which then need a certificate; empty: clients need none
+	ClientCA string // authorities of the clients' certificates; if it is empty, clients need no certificate
 }
 
 // IsZero reports whether no file is named.

@@ -1,5 +1,5 @@
-// Package etcdconn makes the etcd clients of the programs from endpoints and credentials. What the programs store in
-// etcd is not its concern: see packages election and pool.
+// Package etcdconn makes the etcd clients of the programs from endpoints and credentials. Packages election and pool
+// define the keys that the programs store in etcd.
 //
 // A client is made without waiting for etcd, so that a program starts while etcd is unavailable. Password and PEM files
 // are read for each login and each connection, so all of them can be rotated. Errors show no password.
@@ -40,15 +40,15 @@ const (
 	connectTimeout = 3 * time.Second
 )
 
-// Options is how to reach etcd, by the fields of a configuration and their variables. It prints without secrets.
+// Options are the options of a connection to etcd, as fields of a configuration. They print without secrets.
 type Options struct {
-	// Members of etcd, all with or all without TLS.
+	// Addresses of members of etcd. Either all of them use TLS, or none.
 	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS" help:"endpoints of etcd, with commas between"`
-	// User to log in as, with a password.
+	// User to log in as. It needs a password.
 	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of etcd"`
 	// File with the user's password.
 	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
-	// PEM files, for https endpoints, and for those without a scheme if a file is named.
+	// PEM files for TLS. If a file is named, endpoints without a scheme use TLS, too.
 	TLS credential.TLS `yaml:"tls" env:""`
 }
 
@@ -87,7 +87,7 @@ func splitEndpoint(endpoint string) (scheme, address string) {
 }
 
 // Validate reports every option that is wrong or contradicts another, as *fields.Error joined by errors.Join. It reads
-// no file. That endpoints are missing is reported by Open.
+// no file. Missing endpoints are no error here: Open reports them.
 func (o Options) Validate() error {
 	var errs []error
 	bad := func(field, format string, args ...any) {

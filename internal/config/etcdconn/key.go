@@ -23,8 +23,8 @@ const (
 // Key keeps a copy of the value of one key of etcd and reports its changes. Value may be called concurrently with the
 // other methods.
 //
-// A deletion is ignored: the copy keeps the last value. It also does while etcd does not answer, and a change in the
-// meantime is reported afterwards.
+// A deletion is ignored: the copy keeps the last value. It also keeps the last value while etcd does not answer. A
+// change in that time is reported afterwards.
 //
 // After etcd was restored or emptied, its revisions begin at an earlier number. A watch from a later revision then
 // delivers no changes. So the key is also read every 5 s (maxWatch).
@@ -58,7 +58,7 @@ func (k *Key) Read(ctx context.Context) error {
 	return err
 }
 
-// read reads the value, and returns whether it has changed and the revision of the reading.
+// read reads the value. It reports whether the value has changed, and returns the revision at which it was read.
 func (k *Key) read(ctx context.Context) (changed bool, revision int64, err error) {
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
@@ -83,7 +83,8 @@ func (k *Key) set(value []byte) bool {
 	return true
 }
 
-// Run calls changed in this goroutine after each change of the value since it was last read. It returns when ctx ends.
+// Run follows the value and calls changed, in this goroutine, after each change. A change since the last Read counts,
+// too. Run returns when ctx ends.
 func (k *Key) Run(ctx context.Context, changed func()) {
 	reading := true // of several failures in a row only the first is logged
 	for {
@@ -109,8 +110,8 @@ func (k *Key) Run(ctx context.Context, changed func()) {
 	}
 }
 
-// follow reports changes from a revision on, until the watch has lasted for maxWatch. It reports whether the watch
-// lasted as long, and not only until it failed.
+// follow calls changed for changes from a revision on. It returns true when the watch has lasted for maxWatch, and
+// false if the watch has failed before.
 func (k *Key) follow(ctx context.Context, revision int64, changed func()) (whole bool) {
 	ctx, cancel := context.WithTimeout(clientv3.WithRequireLeader(ctx), maxWatch)
 	defer cancel()

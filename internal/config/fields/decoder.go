@@ -217,7 +217,7 @@ func (d *Decoder) keyed(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pa
 	}
 }
 
-// Require reports the required fields that no layer has. Those of structs in lists were reported before.
+// Require reports the required fields that no layer has. Missing fields of structs in lists were reported before.
 func (d *Decoder) Require() { d.require(d.into, nil) }
 
 func (d *Decoder) require(v reflect.Value, at Path) {
@@ -317,7 +317,7 @@ func Joined(err error) []error {
 // AddProblems adds problems that were found elsewhere.
 func (d *Decoder) AddProblems(others Problems) { d.problems = append(d.problems, others...) }
 
-// Err returns all problems as Problems, nil if there are none.
+// Err returns all problems as Problems, or nil if there are none.
 func (d *Decoder) Err() error {
 	if len(d.problems) == 0 {
 		return nil

@@ -5,7 +5,7 @@ import "reflect"
 // Field describes a field of a struct, for a schema and a reference.
 type Field struct {
 	Name     string
-	Path     string // dotted; an item of a list is buckets[], an item with a name regions.NAME
+	Path     string // dotted; an item of a list is buckets[], and an item with a name is regions.NAME
 	Kind     *Kind  // nil: a section or a list of sections
 	Required bool
 	Default  string
@@ -16,7 +16,7 @@ type Field struct {
 	Type     string // the struct in Go that has the field, such as policy.Rate
 	Go       string // the field in Go, whose comment describes it
 	Fields   []Field
-	Section  string // the struct in Go that Fields are of
+	Section  string // the struct in Go that has Fields
 }
 
 // Describe describes the fields of the struct.

@@ -1,15 +1,18 @@
 // Package fields fills tagged structs from YAML, environment variables and flags. It reports all errors in these, each
-// with its line. The package knows nothing of refillers: package config has the structs and their kinds of values.
+// with its line. The package is not specific to refillers: package config has the structs and their kinds of values.
 //
 // A struct shows the structure of a file. Its fields have these tags:
 //
-//	yaml:"capacity"           name; ",required" behind it: the field must be there; ",inline": an embedded struct's
-//	                          fields are beside the others; ",key": the name that a mapping has for the struct
-//	is:"tokens"               the Kind of a single value: what is allowed, and how it is read
-//	default:"100ms"           value of a field that isn't there, as it would be written
-//	env:"CA"                  last part of the environment variable; a struct's tag precedes those of its fields. Of
-//	                          PASSWORD_FILE, the variable PASSWORD holds what would be in the file
-//	help:"address of Redis"   the description of the flag for the same
+//	yaml:"capacity"           the name of the field. It may have an option:
+//	                          ",required": the field must be given
+//	                          ",inline": the fields of an embedded struct are on the level of the other fields
+//	                          ",key": the field holds the name under which a mapping has the struct
+//	is:"tokens"               the Kind of a single value: the allowed values, and how they are read
+//	default:"100ms"           the value of a field that isn't given, as a file would have it
+//	env:"CA"                  the last part of the environment variable's name. The tag of a struct precedes the tags
+//	                          of its fields. If it is PASSWORD_FILE, there is also a variable PASSWORD, which holds
+//	                          the content of such a file
+//	help:"address of Redis"   the description of the flag for this field
 //
 // The same tags describe the fields for a schema and a reference: see [Decoder.Describe].
 package fields

@@ -29,7 +29,7 @@ type Kind struct {
 // Kinds are kinds by their names in tags.
 type Kinds map[string]Kind
 
-// And returns the kinds of both.
+// And returns the kinds of k and of others.
 func (k Kinds) And(others Kinds) Kinds {
 	all := maps.Clone(k)
 	maps.Copy(all, others)

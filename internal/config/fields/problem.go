@@ -99,8 +99,8 @@ func Closest(s string, words []string) string {
 	return best
 }
 
-// distance returns how many letters have to be inserted, deleted, replaced or swapped with the next one to change a to
-// b.
+// distance returns the least number of edits that turn a into b. An edit inserts, deletes or replaces a letter, or
+// swaps it with the next one.
 func distance(a, b string) int {
 	before, row := make([]int, len(b)+1), make([]int, len(b)+1)
 	for j := range row {

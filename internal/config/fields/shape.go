@@ -85,7 +85,7 @@ func (d *Decoder) unknown(s *shape, at Path) string {
 	return "unknown field: allowed are " + strings.Join(s.names, ", ")
 }
 
-// shape reads the tags of a struct. It panics if a tag is invalid, which every test shows.
+// shape reads the tags of a struct. It panics if a tag is invalid, so that every test fails.
 func (d *Decoder) shape(t reflect.Type) *shape {
 	s := d.shapes[t]
 	if s == nil {
@@ -141,7 +141,7 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 	}
 }
 
-// setDefault sets the field's default. If the field is a section, it sets those of the section's fields.
+// setDefault sets the field's default. If the field is a section, it sets the defaults of the section's fields.
 func (d *Decoder) setDefault(s *shape, f *field) {
 	switch v := s.defaults.FieldByIndex(f.index); {
 	case f.initial != "":

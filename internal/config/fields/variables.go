@@ -74,8 +74,8 @@ func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
 	return list
 }
 
-// variable returns the name of the variable that sets a field, "" if there is none. With secret it is the variable that
-// holds the secret itself.
+// variable returns the name of the variable that sets a field, or "" if there is none. If secret is true, it returns
+// the name of the variable that holds the secret itself.
 func (d *Decoder) variable(at Path, secret bool) string {
 	for _, v := range d.Variables() {
 		if v.Field == at.String() && v.Secret == secret {
@@ -99,8 +99,8 @@ func (d *Decoder) LayEnvironment(e Environment) {
 var services = regexp.MustCompile(
 	`_(SERVICE_(HOST|PORT(_[A-Z0-9_]+)?)|PORT(_[0-9]+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)$`)
 
-// Misspelled reports the variables that no program reads, and whose names are close to one of those known or begin as
-// one of the families does, such as REFILLER_REDIS_.
+// Misspelled reports variables that no program reads and that are probably misspelled. Their names are close to a known
+// name, or they begin with one of the families, such as REFILLER_REDIS_.
 func (e Environment) Misspelled(known, families []string) Problems {
 	var problems Problems
 	for _, name := range slices.Sorted(maps.Keys(e)) {

@@ -25,23 +25,23 @@ const (
 	MaxPoolSize        = 10_000
 )
 
-// topologyAge is how old a Cluster client's map of slots may get. When a node was lost, scripts are not sent again, so
-// no error makes the client search for the node that took over. The age makes it search.
+// topologyAge is the highest age of a Cluster client's map of slots. After a node was lost, the client does not send a
+// script again, so no error makes it search for the node that took over. It searches when the map has this age.
 const topologyAge = 2 * time.Second
 
 // Options are the options of a connection to Redis, as fields of a configuration. They print without secrets.
 type Options struct {
-	// Where Redis is.
+	// Address of Redis.
 	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"address of Redis"`
-	// User to log in as, instead of the URL's.
+	// User to log in as. It replaces the user in the URL.
 	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user of Redis"`
-	// File with the password, instead of the URL's.
+	// File with the user's password. It replaces the password in the URL.
 	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"its password's file"`
 	// User of the sentinels themselves.
 	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user of the sentinels"`
 	// File with the sentinels' password.
 	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
-	// PEM files, with the rediss forms of the URL, for the sentinels too.
+	// PEM files for TLS, also to the sentinels. The URL must be in a rediss form.
 	TLS credential.TLS `yaml:"tls" env:""`
 	// Longest time to make a connection.
 	DialTimeout time.Duration `yaml:"dial_timeout" is:"redis timeout" default:"2s"`
@@ -106,8 +106,8 @@ func (o Options) String() string {
 	return u.String()
 }
 
-// Open returns a client, which connects when it is first used; the caller closes it. Errors name the wrong option or
-// file.
+// Open returns a client, which connects when it is first used. The caller must close it. Errors name the wrong option
+// or file.
 func Open(o Options) (redis.UniversalClient, error) {
 	if err := o.Validate(); err != nil {
 		return nil, fmt.Errorf("redisconn: %w", err)

@@ -18,8 +18,8 @@ const unauthenticated = "ERR Protocol error: unauthenticated"
 // refusals are the beginnings of error replies that prove that the server ran no part of a command or script.
 var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADING", "MASTERDOWN", "CLUSTERDOWN"}
 
-// writeRefusals are the beginnings of error replies of a server that accepts no writes at present. A script can get one
-// only for its first write, because a server lets a script end that has written something.
+// writeRefusals are the beginnings of error replies of a server that accepts no writes at present. A script can get
+// such a reply only for its first write, because a server does not stop a script that has written something.
 var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
 
 // alerts are the TLS alerts of a server that refuses a connection: handshake failure, certificates that are bad,

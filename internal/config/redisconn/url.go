@@ -86,7 +86,7 @@ func parse(s string) (URL, error) {
 		return URL{}, errors.New("percent-encode what needs it in the user or password")
 	}
 
-	// The hosts are a list, which package url doesn't know, so it parses the rest around a substitute for them.
+	// Package url can't parse a list of hosts. So it parses the URL with a single host h in the place of the list.
 	parsed, err := url.Parse("x://" + user + "h" + tail)
 	if err != nil {
 		return URL{}, errors.New("it can't be parsed: percent-encode what needs it in the user, password or path")
@@ -147,7 +147,7 @@ func (u *URL) setPath(parsed *url.URL, hosts string) error {
 
 var errDB = fmt.Errorf("db must be a whole number from 0 to %d", maxDB)
 
-// queryDB returns the only parameter of a query, "" if it is missing.
+// queryDB returns the value of db, the only parameter of a query, or "" if it is missing.
 func queryDB(raw string) (db string, err error) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
