@@ -73,7 +73,7 @@ FUZZTIME ?= 30s
 .DEFAULT_GOAL := help
 
 .PHONY: help
-help: ## List the targets and the variables they take
+help: ## List the targets, and the variables that they use
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 .PHONY: build
@@ -99,7 +99,7 @@ $(TESTS):
 	@echo "make $@: passed"
 
 .PHONY: test-all
-test-all: ## test and every test-… target, which is what CI runs
+test-all: ## Everything that CI runs: test, and every test-… target except test-apiserver
 	@scripts/require.sh $(sort $(foreach t,$(TESTS),$(needs-$t)))
 	@scripts/slowest.sh $(MAKE) --no-print-directory APART=./test/languages $(addprefix run-,$(filter-out test-operate,$(TESTS)))
 	@echo "make test-all: passed"
@@ -115,7 +115,7 @@ vulncheck: $(BIN)/govulncheck ## Known vulnerabilities that the code reaches, of
 	$(BIN)/govulncheck $(if $(GOVULNDB),-db $(GOVULNDB)) ./...
 
 .PHONY: race
-race: ## Every test of the module with the race detector
+race: ## Run every test of the module with the race detector
 	@scripts/require.sh $(sort $(needs-test) $(needs-test-operate) $(needs-test-languages))
 	@$(MAKE) --no-print-directory $(BIN)/node/node_modules/redis
 	CGO_ENABLED=1 $(GO_TEST) -race -timeout 20m ./...
@@ -158,22 +158,22 @@ pools: ## N random fault schedules of a pool over three regions on real servers;
 	go test -count=1 -timeout 0 -parallel 4 -v -run TestSchedules ./test/pools -args -n $(N) $(if $(SEED),-seed $(SEED)) $(if $(LONG),-long)
 
 .PHONY: flows
-flows: ## One bucket that real replicas divide among the flows of real clients: what each kind of flow gets
+flows: ## Measure how real replicas divide a bucket among the flows of real clients
 	@scripts/require.sh go redis
 	go test -count=1 -timeout 0 -v ./test/flows -args -rows
 
 .PHONY: doors
-doors: ## The sidecar's doors: bursts of 10,000 calls directly and behind proxies, latencies at 1,000 calls a second
+doors: ## Measure the sidecar: bursts of 10,000 calls directly and behind proxies, latencies at 1,000 calls a second
 	@scripts/require.sh go redis nginx caddy
 	go test -count=1 -timeout 0 -v -run TestBursts -bench Latency -benchtime 1x ./test/languages -args -measure
 
 .PHONY: failover
-failover: ## Ends the active replica KILLS times in each mode, and a Cluster's master, and prints the gaps
+failover: ## End the active replica KILLS times in each mode, and the master of a Cluster, and print the gaps
 	@scripts/require.sh go redis
 	go test -count=1 -timeout 0 -v -run 'TestFailover|TestMasterFailover' ./test/robustness -args -kills $(KILLS)
 
 .PHONY: scale
-scale: ## What very many buckets and budgets cost (SCALE, BUDGETS, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
+scale: ## Measure the cost of very many buckets and budgets (SCALE, BUDGETS, see test/scale/README.md): a table, bin/scale.json, bin/scale.svg
 	@scripts/require.sh go redis
 	@mkdir -p $(BIN)
 	go test -v -count=1 -timeout 0 -run TestScale ./test/scale -args -json $(CURDIR)/$(BIN)/scale.json $(SCALE)
@@ -181,17 +181,17 @@ scale: ## What very many buckets and budgets cost (SCALE, BUDGETS, see test/scal
 	go -C bench run ./scalechart $(CURDIR)/$(BIN)/scale.json $(CURDIR)/$(BIN)/scale.svg
 
 .PHONY: fuzz
-fuzz: ## Every fuzz test for FUZZTIME
+fuzz: ## Run every fuzz test for FUZZTIME
 	@scripts/require.sh go redis
 	scripts/fuzz.sh $(FUZZTIME)
 
 .PHONY: mutants
-mutants: ## The tests of each Lua script with one statement of it changed, for each statement (MUTANTS); lists what no test notices
+mutants: ## Run the tests of the Lua scripts with each change of a statement (MUTANTS), and list the changes that no test detects
 	@scripts/require.sh go redis faketime
 	GOGC=400 go test -count=1 -ldflags=-w -timeout 0 -v -run TestEveryMutantIsNoticed ./lua -args -mutants '$(MUTANTS)'
 
 .PHONY: config-docs
-config-docs: ## docs/configuration.md and the JSON Schemas, from the structs that a configuration is decoded into
+config-docs: ## Write docs/configuration.md and the JSON Schemas from the structs that a configuration is decoded into
 	go test -count=1 -run TestReferenceAndSchemaAreThoseOfTheStructs ./internal/config -args -write
 	go -C deploy test -count=1 -run 'TestTheSchemaOfValuesHoldsThatOfTheConfiguration|TestTheComponentsRulesAreThoseOfMonitoring' ./k8s -args -write
 
@@ -203,7 +203,7 @@ proto: ## Generate the Go code of api/
 		--go-grpc_out=api --go-grpc_opt=paths=source_relative refiller/v1/buckets.proto refiller/v1/limits.proto
 
 .PHONY: verify
-verify: ## What a review would complain about: tidy modules, gofmt, vet, lint, broken examples or comparison; changes nothing
+verify: ## Check that modules are tidy, gofmt, vet, lint, the examples and bench/; changes nothing
 	@scripts/require.sh go redis
 	@$(MAKE) --no-print-directory lint
 	@set -e; for m in $(MODULES); do echo "go mod tidy -diff ($$m)"; go -C $$m mod tidy -diff; done
@@ -223,7 +223,7 @@ tidy: ## Tidy every module and format the code
 GORELEASER := PATH="$(CURDIR)/$(BIN):$$PATH" goreleaser
 
 .PHONY: release-docs
-release-docs: ## Turn the pages over to the first release: once, in the commit that its tag names
+release-docs: ## Change the pages of the documentation for the first release; once, in the commit of the release
 	scripts/release-docs.sh
 
 .PHONY: release release-snapshot
@@ -232,7 +232,7 @@ release-snapshot: $(BIN)/goreleaser $(BIN)/sbom ## A release in dist/: archives,
 	$(GORELEASER) release --snapshot --clean --skip=sign,publish
 	scripts/finish-snapshot.sh
 
-release: $(BIN)/goreleaser $(BIN)/sbom ## Publish what the tag of the commit names: for the workflow
+release: $(BIN)/goreleaser $(BIN)/sbom ## Publish a release of the commit's tag; the workflow runs it
 	$(GORELEASER) release --clean
 
 # Steps of the targets above.

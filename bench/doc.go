@@ -15,8 +15,9 @@
 //     100 keys, a hundred times a second each. Only some contenders run it.
 //
 // Every contender answers single takes with its own defaults. There is one exception: go-redisstore gets a pool that
-// keeps its connections. With its defaults, fetch has a deadline of 100 ms, while the others have none. Contenders that
-// use go-redis get clients with the same options; go-zero makes its own client.
+// keeps its connections. By default, a take of fetch has a deadline of 50 ms, or of four round trips if these take
+// longer. The other contenders have no deadline. Contenders that use go-redis get clients with the same options;
+// go-zero makes its own client.
 //
 // # Measuring
 //

@@ -150,7 +150,7 @@ func footprints(ctx context.Context, s *server, w workload, o options) (map[stri
 	return out, nil
 }
 
-// team is a group of goroutines that take, each with its own histogram.
+// team is a group of goroutines that make takes. Each has its own histogram.
 type team struct {
 	members []*hdrhistogram.Histogram // ns
 	errors  atomic.Int64

@@ -82,7 +82,7 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 	require.NotContains(t, n.Log(), "WRONGPASS")
 
-	// In the other order, refills pause. They go on when the file has the new password.
+	// If the old password is removed before the file changes, refills pause. They go on when the file has the new one.
 	acl(">third", "<second")
 	reconnect()
 	eventually(t, func() bool {

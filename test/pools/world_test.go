@@ -34,7 +34,7 @@ const (
 	floor    = 50.0
 )
 
-// patience is how long a test waits for what must happen; the machine may be busy.
+// patience is how long a test waits for a condition. The machine may be busy.
 const patience = 90 * time.Second
 
 // world has the regions of a pool, on real servers.

@@ -35,8 +35,8 @@ func (p *Proxy) HalfOpen() {
 	p.wake()
 }
 
-// Swallow acts as a firewall does that forgets idle connections. All connections that exist stay open, but whatever is
-// sent on them in either direction is lost. [Proxy.Heal] resets them. New connections work.
+// Swallow acts as a firewall does that forgets idle connections. All connections that exist stay open, but all bytes
+// that are sent on them in either direction are lost. [Proxy.Heal] resets these connections. New connections work.
 func (p *Proxy) Swallow() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -340,8 +340,9 @@ func (d *Division) Advance(tokens, now int64) {
 // Apply writes a plan into the division of a bucket, and returns the division and the demand of the flows. d is nil if
 // the bucket isn't divided yet. tokens is the number of tokens in the bucket.
 //
-// Apply reports false and writes nothing in two cases: the division has the plan of a later refill; or the plan only
-// changes the one of version base, and the division doesn't have that one.
+// Apply reports false and writes nothing in two cases. In the first, the division has the plan of the same or of a
+// later refill. In the second, p isn't whole but changes the plan of version base, and the division doesn't have that
+// plan.
 func (d *Division) Apply(p policy.Plan, base policy.Version, tokens, now int64) (*Division, policy.Use, bool) {
 	if d != nil && now >= d.Ends {
 		d = nil

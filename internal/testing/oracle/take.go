@@ -2,8 +2,8 @@ package oracle
 
 import "github.com/tokenrefill/refiller/policy"
 
-// TakeMany makes takes one after the other, each all or nothing. It returns the result of each run and the remaining
-// tokens.
+// TakeMany makes the takes of all runs, one after the other; each take is all or nothing. It returns the result of each
+// run and the remaining tokens. known is false, and no take is made, if the bucket doesn't exist.
 func TakeMany(b *policy.Bucket, runs []policy.Run, now int64) (results []policy.RunTaking, tokens int64, known bool) {
 	if b.Tokens == nil && b.Control == nil {
 		return nil, 0, false

@@ -21,7 +21,7 @@ func Zones(t testing.TB) map[string]*time.Location {
 	return zones(t, func(string) bool { return true })
 }
 
-// Zone returns the one of [Zones] that has a name.
+// Zone returns one of [Zones] by its name.
 func Zone(t testing.TB, name string) *time.Location {
 	t.Helper()
 	zone := zones(t, func(n string) bool { return n == name })[name]

@@ -1,5 +1,5 @@
-// Package mutate removes one mechanism from a system under test, to check that the verifier detects it. The mutants of
-// package luamutant are different: tests of a single script detect those.
+// Package mutate removes one mechanism from a system under test, to check that the verifier detects the removal. The
+// mutants of package luamutant have another purpose: they check the tests of a single script.
 //
 // A script is changed between the programs and Redis. The programs call it by its hash. A proxy in front of Redis
 // replaces the hash by the hash of a changed script, which Redis has loaded. So the programs under test need no switch

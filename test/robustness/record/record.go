@@ -1,12 +1,12 @@
 // Package record defines the files of a run, a directory with files of JSON lines. They are the only input of the
 // verifier. The package doesn't judge them: see package verify.
 //
-//	meta.json             what was run
-//	ops.jsonl             what the clients did
-//	samples.jsonl         what Redis held, read beside the traffic
-//	faults.jsonl          what went wrong, and when
+//	meta.json             the description of the run
+//	ops.jsonl             the operations of the clients
+//	samples.jsonl         the states of the buckets in Redis, read during the run
+//	faults.jsonl          the faults
 //	health.jsonl          checks of the system before and after each fault
-//	refills-NAME.jsonl    the refill calls of one replica, written by itself (package history)
+//	refills-NAME.jsonl    the refill calls of one replica, which the replica writes (package history)
 //	log-NAME.jsonl        the log of one replica
 //
 // All times are Unix nanoseconds on the clock of the machine, which every process shares.
@@ -24,7 +24,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Meta says what was run.
+// Meta describes a run.
 type Meta struct {
 	Name     string        `json:"name"`
 	Seed     uint64        `json:"seed"`

@@ -80,7 +80,7 @@ func newBucketHistory(run *record.Run, b record.Bucket) (*bucketHistory, error) 
 	return h, nil
 }
 
-// findWrites finds the refills that wrote, also those without a known reply, and puts them in order.
+// findWrites finds the refills that wrote, including writes without a known reply, and sorts them.
 func (h *bucketHistory) findWrites() error {
 	for _, f := range h.refills {
 		if f.Outcome != nil && f.Outcome.Status.Wrote() {

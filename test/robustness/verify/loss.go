@@ -47,8 +47,8 @@ func (h *bucketHistory) lostWhole(w write) bool {
 	return whole
 }
 
-// checkBack checks a bucket with "on_loss: full" after its tokens were lost. All tokens that were taken since then and
-// those that are left must add up to the capacity.
+// checkBack checks a bucket with "on_loss: full" after its tokens were lost. The tokens that are left and the tokens
+// that were taken since then must add up to at least the capacity.
 func (h *bucketHistory) checkBack(r *Result, f record.Fault) {
 	capacity := int64(0)
 	for _, t := range h.policies {

@@ -130,7 +130,7 @@ func (h *bucketHistory) fullOrGone(from, to int64) bool {
 // refused is what a replica logs about a bucket that it may not refill.
 const refused = "bucket can't be refilled"
 
-// checkNeighbours checks the other buckets while one bucket was forbidden.
+// checkNeighbours checks the bucket for the times in which it, or another bucket, was forbidden.
 func (h *bucketHistory) checkNeighbours(r *Result) {
 	for _, f := range h.run.Faults {
 		if f.Effect != record.Forbid || !h.isolated(f) {
