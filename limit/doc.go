@@ -10,8 +10,8 @@
 //     queue.
 //   - [github.com/tokenrefill/refiller/limit/schedule]: reservations of future instants.
 //
-// This package has three things for all of them: the interface [Limiter]; [Many], which decides by several limits at
-// once; and [Reset], which drops the state of all keys with a prefix.
+// This package has their common interface, [Limiter]. It also has [Many], which decides by several limits at once, and
+// [Reset], which drops the state of all keys with a prefix.
 //
 // # What they have in common
 //

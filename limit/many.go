@@ -46,7 +46,7 @@ var (
 	_ Config = pacing.Config{}
 )
 
-// Many decides by several limits at once, such as 10 a second and 1,000 a day: it takes from all of them, or from none
+// Many decides by several limits at once, such as 10 a second and 1,000 a day. It takes from all of them, or from none
 // if one of them denies. It is safe for concurrent use. On Redis a decision is one script call, whatever the number of
 // limits.
 type Many struct {
@@ -56,7 +56,7 @@ type Many struct {
 }
 
 // NewMany makes a Many of 1 to MaxLimits limits on Redis. Each limit must have a different name. The name identifies a
-// limit that denied, and separates limits on the same key. The errors are ErrConfig.
+// limit that denied, and separates limits on the same key. Its errors match ErrConfig.
 func NewMany(rdb redis.UniversalClient, limits ...Config) (*Many, error) {
 	if redisclient.IsNil(rdb) {
 		return nil, fmt.Errorf("%w: the redis client is nil", ErrConfig)

@@ -10,8 +10,8 @@ import (
 
 // Outcome is the response of a server to a caller if no decision about the caller's tokens could be made. The
 // middlewares and the sidecar get it from [OutcomeOf]. If Open is set, the caller has not caused the error. A
-// middleware then responds that it is unavailable, whatever HTTP is. Otherwise it would respond with 404 if a bucket is
-// missing, as if the page were missing.
+// middleware then responds that it is unavailable, whatever the field HTTP is. Otherwise it would respond with 404 if a
+// bucket is missing, as if the page were missing.
 type Outcome struct {
 	Code string // a word that programs can compare
 	HTTP int    // the status

@@ -233,8 +233,8 @@ func (q *Queue[T]) spacing() time.Duration {
 	return leastSpacing * time.Duration(max(1, len(q.calls)-int(q.rtt/leastSpacing)))
 }
 
-// patience returns how long the server may be silent about a call before that is evidence; 0: for ever. The lock is
-// held.
+// patience returns for how long the server may be silent about a call before its silence is evidence. 0 means for ever.
+// The lock is held.
 func (q *Queue[T]) patience() time.Duration {
 	if q.breaker == nil {
 		return 0

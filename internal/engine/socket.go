@@ -146,7 +146,7 @@ func (c *socket) SetReadDeadline(t time.Time) error {
 }
 
 // Read implements net.Conn. It reads once more after the deadline. Without that, three times as many takes failed in a
-// process that was stopped for 1.5 s or 3 s at a time, which is longer than the Grace of its calls.
+// process that was stopped for 1.5 s or 3 s at a time. These times are longer than the Grace of its calls.
 func (c *socket) Read(p []byte) (int, error) {
 	n, err := c.Conn.Read(p)
 	if n > 0 || c.deadline.IsZero() || !errors.Is(err, os.ErrDeadlineExceeded) {

@@ -11,7 +11,7 @@ const pulse = 5 * time.Millisecond
 
 // tick runs when the timer fires. It makes a call if one may depart, and gives up requests whose time is over.
 func (q *Queue[T]) tick() {
-	// The goroutine of a timer overtakes those that are ready to run. One of them may be about to deliver an answer.
+	// The goroutine of a timer overtakes goroutines that are ready to run. One of them may be about to deliver an answer.
 	runtime.Gosched()
 	now := time.Now()
 	q.mu.Lock()

@@ -61,8 +61,8 @@ func (c Config) rule() (decide.Rule, error) {
 	return decide.WithModel(r, newModel(r)), nil
 }
 
-// DrainTime returns the time in which an empty bucket fills, after which an idle key expires; 0 for a Config that is
-// out of range.
+// DrainTime returns the time in which an empty bucket fills. The key of an idle bucket expires after that time at the
+// latest. For a Config that is out of range, DrainTime returns 0.
 func (c Config) DrainTime() time.Duration {
 	r, err := c.rule()
 	if err != nil {
@@ -77,12 +77,12 @@ type Limiter struct {
 	fill time.Duration // time from one token to all tokens, rounded down
 }
 
-// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+// New makes a Limiter on Redis. It sends nothing. Its errors match ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. Its errors match
 // ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))

@@ -28,8 +28,8 @@ type Config struct {
 	Name string
 	// Rate is the number of places per time.
 	Rate policy.Rate
-	// MaxWait is the longest time that a take may have to wait for its place, in whole
-	// microseconds; 0 admits only a take whose place is free now. A queue has at most policy.MaxTokens places.
+	// MaxWait is the longest time that a take may have to wait for its place, in whole microseconds. With 0, a take is
+	// admitted only if its place is free now. A queue has at most policy.MaxTokens places.
 	MaxWait time.Duration
 }
 
@@ -72,12 +72,12 @@ func (c Config) rule() (decide.Rule, error) {
 // Limiter limits any number of queues with one Config. It is safe for concurrent use.
 type Limiter struct{ core decide.Limiter }
 
-// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+// New makes a Limiter on Redis. It sends nothing. Its errors match ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. Its errors match
 // ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))

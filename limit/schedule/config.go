@@ -10,8 +10,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Limits of a Config and of ids. They bound what one script call does: in a full schedule with 8 windows of 500
-// reservations each, a call takes Redis 0.9 ms.
+// Limits of a Config and of ids. They bound the work of one script call. In a full schedule with 8 windows of 500
+// reservations each, a call needs 0.9 ms of Redis' time.
 const (
 	MaxWindows = 8
 	MaxLimit   = 500
@@ -144,7 +144,7 @@ func (c Config) Validate() error {
 }
 
 // MaxReservations returns the largest number of entries that a schedule can ever hold. That is the number that the
-// strictest window admits in the time from one longest window ago up to the horizon.
+// strictest window admits in a time as long as the longest window and the horizon together.
 func (c Config) MaxReservations() int64 {
 	most := int64(1<<63 - 1)
 	for _, w := range c.Windows {

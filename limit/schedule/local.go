@@ -107,7 +107,7 @@ func (l *local) find(entries []entry, at, n int64) answer {
 	return a
 }
 
-// room does what room of reserve.lua does.
+// room computes the same as the function room in reserve.lua.
 func room(entries []entry, t, n int64, w Window) (more, free int64) {
 	from := func(t int64) int {
 		i, _ := slices.BinarySearchFunc(entries, entry{at: t}, entry.compare)

@@ -101,7 +101,7 @@ type Limiter struct {
 	store  store
 }
 
-// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+// New makes a Limiter on Redis. It sends nothing. Its errors match ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	if err := cfg.Validate(); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return &Limiter{cfg, shared{engine.NewCommands(rdb, decide.MostCalls), cfg}}, nil
 }
 
-// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. Its errors match
 // ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	if err := cfg.Validate(); err != nil {
@@ -228,7 +228,7 @@ func (l *Limiter) String() string {
 	return strings.Join(windows, ", ")
 }
 
-// List returns the reservations of a key whose instants are not before from but before to, in their order. It returns
+// List returns the reservations of a key whose instants are at from or later, and before to, in their order. It returns
 // at most n of them; n is 1 to 10,000. If from has passed, the list may have reservations that have passed.
 func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n int64) ([]Entry, error) {
 	if err := lua.CheckKey(key); err != nil {

@@ -20,8 +20,8 @@
 // # A limit that changes
 //
 // A changed limit is in force at once, in both kinds, and earlier takes of the window count against it. For example, if
-// it is raised from 5 to 1,000 after 2 takes, 998 tokens are left. If it is lowered to 10 after 50 takes, none are left
-// until the window ends or, in a sliding window, until enough takes have left it.
+// it is raised from 5 to 1,000 after 2 takes, 998 tokens are left. If it is lowered to 10 after 50 takes, no tokens are
+// left until the window ends. In a sliding window, there are tokens again when enough takes have left the window.
 //
 // [Limiter] describes what is stored, and what happens if the length changes. The documentation of package limit
 // applies to this Limiter, too.

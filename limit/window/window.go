@@ -137,21 +137,21 @@ func (c Config) span(at int64) (begin, end int64) {
 // # What is stored
 //
 // A fixed window K is one integer at {K}:win, the number of tokens taken, which expires with the window. A client that
-// uses only INCR and PTTL can share the key: INCR returns the number of tokens taken, PTTL returns the time to the
-// reset, and a number above the limit is a denial. If the key expires between the two commands of such a client,
-// INCR creates a key that never expires. A Limiter treats a key without an expiry as missing, so a window always ends.
+// uses only INCR and PTTL can share the key. INCR returns the number of tokens taken, and PTTL returns the time to the
+// reset. A number above the limit is a denial. If the key expires between the two commands of such a client, INCR
+// creates a key that never expires. A Limiter treats a key without an expiry as missing, so a window always ends.
 //
 // A sliding window is one short string at {K}:sld. It has the newest slot with a take, the length of slots in µs, and
 // the number of tokens of this slot and of each before it. It expires when its last take no longer counts. The clock is
 // the server's.
 type Limiter struct{ core decide.Limiter }
 
-// New makes a Limiter on Redis. It sends nothing. The errors are ErrConfig.
+// New makes a Limiter on Redis. It sends nothing. Its errors match ErrConfig.
 func New(rdb redis.UniversalClient, cfg Config) (*Limiter, error) {
 	return newLimiter(decide.OnRedis(rdb, cfg.rule))
 }
 
-// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. The errors are
+// NewLocal makes a Limiter that keeps its state in this process, on the clock now, such as time.Now. Its errors match
 // ErrConfig.
 func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return newLimiter(decide.InProcess(now, cfg.rule))

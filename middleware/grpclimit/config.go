@@ -60,7 +60,7 @@ type Config struct {
 	OnError func(context.Context, Call, error)
 }
 
-// New makes a Middleware. It sends nothing. The errors are ErrConfig.
+// New makes a Middleware. It sends nothing. Its errors match ErrConfig.
 func New(cfg Config) (*Middleware, error) {
 	if cfg.Limiter == nil {
 		return nil, fmt.Errorf("%w: Limiter: it is nil", ErrConfig)

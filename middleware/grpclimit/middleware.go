@@ -198,8 +198,8 @@ func denial(d Decision) error {
 	return s.Err()
 }
 
-// settle gives the tokens of a failed call back, unless it failed because its client left or gave it too little time.
-// Otherwise a client that disconnects just before the end would use no tokens.
+// settle gives the tokens of a failed call back. They stay taken if the call failed because its client left or gave it
+// too little time. Otherwise a client that disconnects just before the end would use no tokens.
 func (m *Middleware) settle(ctx context.Context, call Call, d *Decision, failed bool) {
 	if m.config.SkipFailed && failed && d != nil && ctx.Err() == nil {
 		m.giveBack(ctx, call, d)

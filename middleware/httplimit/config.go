@@ -168,7 +168,7 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// New makes a Middleware. It sends nothing. The errors are ErrConfig.
+// New makes a Middleware. It sends nothing. Its errors match ErrConfig.
 func New(cfg Config) (*Middleware, error) {
 	if err := cfg.validate(); err != nil {
 		return nil, err

@@ -2,8 +2,8 @@
 //
 // A [Middleware] takes tokens for each request from a [limit.Limiter]: from refilled buckets (a [fetch.Client]), from
 // any limiter of package limit, or from many at once. Its Wrap is a func(http.Handler) http.Handler, as routers built
-// on net/http accept; the directory examples has it in chi, Echo and Gin. It is not for limiting the requests that a
-// program makes: use a fetch.Client for that.
+// on net/http accept. The directory examples shows its use with chi, Echo and Gin. It is not for limiting the requests
+// that a program makes: use a fetch.Client for that.
 //
 // # Keys
 //
@@ -25,8 +25,8 @@
 //
 // # Headers
 //
-// RateLimit, RateLimit-Policy and the problem document of a denial are those of
-// draft-ietf-httpapi-ratelimit-headers-11. t is the time until more tokens are available. X-RateLimit-Limit, -Remaining
-// and -Reset (Unix seconds) are sent only with [Config.XHeaders]. Retry-After is never less than t. Jitter makes it
-// longer, so that denied clients don't all come back at once.
+// RateLimit, RateLimit-Policy and the problem document of a denial follow draft-ietf-httpapi-ratelimit-headers-11. In
+// RateLimit, t is the time until more tokens are available. X-RateLimit-Limit, -Remaining and -Reset (Unix seconds) are
+// sent only with [Config.XHeaders]. Retry-After is never less than t. Jitter makes it longer, so that denied clients
+// don't all come back at once.
 package httplimit

@@ -12,10 +12,10 @@ import (
 // maxInteger is the largest integer of a structured field.
 const maxInteger = 999_999_999_999_999
 
-// setHeaders describes the limit to the client. In RateLimit, t is the time until more tokens are available, or on a
-// denial until those are available that were asked for. X-RateLimit-Reset is the same time on a denial. Otherwise it is
-// the time until all tokens are available. RateLimit and RateLimit-Policy are lists: entries of a middleware around
-// this one stay.
+// setHeaders describes the limit to the client. In RateLimit, t is the time until more tokens are available. On a
+// denial, it is the time until the requested tokens are available. X-RateLimit-Reset is the same time on a denial.
+// Otherwise it is the time until all tokens are available. RateLimit and RateLimit-Policy are lists: entries of a
+// middleware around this one stay.
 func (m *Middleware) setHeaders(h http.Header, d Decision) {
 	if !m.config.NoHeaders {
 		var policies, states []string

@@ -158,8 +158,8 @@ func (m *Middleware) deny(w http.ResponseWriter, r *http.Request, d Decision) {
 	})
 }
 
-// hold delays a request until its place, if a limit of pacing gave it one, and by the delay of SlowDown. It reports
-// whether the request's context lasted until then.
+// hold delays a request by the time until its place, if a limit of pacing gave it a place, and by the delay of
+// SlowDown. It reports whether the request's context lasted until then.
 func (m *Middleware) hold(ctx context.Context, d Decision) bool {
 	delay := d.Wait + m.slowDown(d)
 	return delay == 0 || timing.Sleep(ctx.Done(), delay)
@@ -177,8 +177,8 @@ func (m *Middleware) slowDown(d Decision) time.Duration {
 	return s.Max
 }
 
-// serve calls the handler and gives the tokens of a failed request back, unless it failed because its client left.
-// Otherwise a client that disconnects in time would use no tokens.
+// serve calls the handler and gives the tokens of a failed request back. They stay taken if the request failed because
+// its client left. Otherwise a client that disconnects in time would use no tokens.
 func (m *Middleware) serve(w http.ResponseWriter, r Request, d Decision, next http.Handler) {
 	if !m.config.SkipFailed || !d.OK {
 		next.ServeHTTP(w, r.Request)
