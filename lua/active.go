@@ -16,8 +16,8 @@ import (
 // it is.
 const ActiveShards = 16
 
-// activeTags are the hash tags of the shards. The slot of each tag is in the range of slots of the shard's buckets, so
-// that a shard and its buckets usually are on the same master.
+// activeTags are the hash tags of the shards. The slot of each tag is in the range of slots of the shard's buckets. So
+// a shard and its buckets are usually on the same master.
 var activeTags = func() (tags [ActiveShards]string) {
 	for i, n := 0, 0; i < ActiveShards; n++ {
 		if tag := "refiller:active:" + strconv.Itoa(n); Slot(tag)*ActiveShards/Slots == i {

@@ -33,16 +33,16 @@ type FlowTakesCall struct {
 }
 
 // MaxFlowRuns is the most runs for one bucket in a call. The script passes the fields of all of them to one command,
-// and Redis limits the number of a command's arguments.
+// and a script can pass only a limited number of arguments.
 const MaxFlowRuns = 1000
 
 // Do makes the takes of up to MaxTakes buckets with different keys in one call. On a Cluster all keys are in one slot.
 // The replies are in the order of takes and valid until the next call. A bucket that isn't divided at present serves
 // its takes one by one, in order.
 //
-// The replies are those of a Whole TakesCall. If all takes of a bucket were made, its reply has only the remaining
-// tokens and the paid ones, unless Terms is set. The error for a bucket that doesn't exist is ErrUnknownBucket, even if
-// it is a template's. A TakesCall creates such a bucket.
+// The replies are those of a Whole TakesCall. If all takes of a bucket were made and Terms is false, its reply has only
+// the remaining tokens and the paid ones. The error for a bucket that doesn't exist is ErrUnknownBucket, even if it is
+// a template's. A TakesCall creates such a bucket.
 func (t *FlowTakesCall) Do(ctx context.Context, c Client, takes []FlowTakes) ([]TakesReply, error) {
 	command := func(source bool) (redis.Cmder, error) { return t.Command(ctx, takes, source) }
 	return doTakes(ctx, c, command, t.Read)

@@ -1,5 +1,5 @@
--- grant: an operator adds n tokens to the bucket, up to its capacity; under a strict policy, up to its capacity less
--- what is outstanding.
+-- grant: an operator adds n tokens to the bucket, up to its capacity. Under a strict policy the limit is the capacity
+-- less the outstanding tokens.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 -- ARGV  1 n: tokens to add, at least 1

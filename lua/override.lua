@@ -1,5 +1,5 @@
 -- override: gives one key of a template a policy of its own, or removes that policy. If the bucket exists, it is
--- switched to the policy that is in force then.
+-- switched to the policy that applies then.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:override the policy of this key alone: pol (see policy)

@@ -85,8 +85,8 @@ local function complete()
   -- is to be credited.
   local s
 
-  -- resolve returns the policy in force after a call that gives q while p is in force, and how q relates to p: whether
-  -- it conflicts, differs under the same fence, or is newer or older.
+  -- resolve returns the policy in force after a call that gives q while p is in force. It also returns how q relates to
+  -- p: it conflicts, differs under the same fence, is newer, or is older.
   local function resolve(p, q)
     if not q or q == p then return p end
     if (p.kind == POOL) ~= (q.kind == POOL) then -- only a configuration makes a plain bucket a pool's, not a grant

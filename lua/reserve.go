@@ -131,9 +131,9 @@ func settle(ctx context.Context, c Client, key, id string, used int64, divided b
 	return reply, r.End()
 }
 
-// settleFlow makes the call of a settlement. The call has the keys of the plan if the bucket is divided, or if the
-// reply to a call without them reports that the reservation is a flow's. It doesn't have them while a Cluster moves the
-// bucket's slot and the plan is on another server.
+// settleFlow makes the call of a settlement. The call has the keys of the plan if divided is set. Otherwise it is first
+// made without them, and again with them if the reply reports that the reservation is a flow's. It doesn't have them
+// while a Cluster moves the bucket's slot and the plan is on another server.
 func settleFlow(ctx context.Context, c Client, key, id string, used int64, divided bool) (*Reply, error) {
 	keys := outstandingKeys(key)
 	if divided {

@@ -19,7 +19,7 @@
 --       {3, k}: KEYS k holds something else
 --       {5}: the id is in use for something else, or for a reservation whose time is over
 --
--- If the call is sent again with the same id and n, it gets the same answer and takes nothing.
+-- If the call is sent again with the same id and n, it gets the same reply and takes nothing.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

@@ -1,5 +1,5 @@
--- return: gives n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
--- outstanding.
+-- return: gives n tokens back to the bucket, up to its capacity. Under a strict policy the limit is the capacity less
+-- the outstanding tokens.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
@@ -13,7 +13,7 @@
 --       {3, k}: KEYS k holds something else
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
--- A return is no refill, so it changes neither index nor state.
+-- A return does not count as a refill, so the index and the state stay as they are.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket

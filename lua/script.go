@@ -315,8 +315,8 @@ func Refuses(err error) bool {
 }
 
 // EachAlone makes a call for many buckets, perCall of them in each script call. If the server refuses a script call
-// because of one bucket, EachAlone repeats it with one call for each of its buckets, so that the other buckets aren't
-// held up.
+// because of one bucket, EachAlone repeats it with one call for each of its buckets. So the other buckets aren't held
+// up.
 func EachAlone[C, R any](asked []C, perCall int, ask func(asked []C, perCall int) []R, failed func(*R) error) []R {
 	results := ask(asked, perCall)
 	var refused []int

@@ -58,8 +58,8 @@ func TakeUpTo(ctx context.Context, c Client, key string, n int64) (TakeReply, er
 	return one, err
 }
 
-// takeRuns takes from one bucket. If the takes are not Whole, it first makes a call that reads only the tokens, and
-// then, if they don't fit, a Whole call.
+// takeRuns takes from one bucket. If the takes are not Whole, it first makes a call that reads only the tokens. If the
+// takes don't fit, it then makes a Whole call.
 func takeRuns(ctx context.Context, c Client, takes Takes) (TakesReply, error) {
 	var call TakesCall
 	for {

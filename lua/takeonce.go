@@ -44,10 +44,10 @@ func CheckRequestID(id string) error {
 // requestInfix separates the bucket from the id of a request in the request's key.
 const requestInfix = ":req:"
 
-// TakeOnce makes a take for a request. If it is called several times with the same id, the tokens are taken once, and
-// each later call gets the reply of the call that took them. The id is remembered for memory, in whole milliseconds
-// from MinRequestMemory to MaxRequestMemory. The run is one take: its Count is 1, unless it is UpTo. A denial takes
-// nothing and is not remembered, so the request may be made again. The errors are those of Take, ErrInvalidRequest and
+// TakeOnce makes a take for a request. If it is called several times with the same id, the tokens are taken once. Each
+// later call gets the reply of the call that took them. The id is remembered for memory, in whole milliseconds from
+// MinRequestMemory to MaxRequestMemory. The run is one take: its Count is 1, unless it is UpTo. A denial takes nothing
+// and is not remembered, so the request may be made again. The errors are those of Take, ErrInvalidRequest and
 // ErrRequestReused.
 func TakeOnce(ctx context.Context, c Client, key, id string, run policy.Run, memory time.Duration) (TakeReply, error) {
 	return TakeOnceFor(ctx, c, key, Flow{}, id, run, memory)

@@ -34,13 +34,14 @@
 --         11: the budget has too few tokens, or is opened, and the time of reservations or leases in it is over. The
 --           caller sweeps it and sends the call again. Nothing was taken
 --
--- If the same takes were sent one by one, they would get the same answers.
+-- If the same takes were sent one by one, they would get the same results.
 --
 -- A bucket of a template is in the template's active set while it isn't full. So a call that takes from a full bucket,
 -- creates a bucket, or finds one missing from the set puts it there. It also sets the last refill to now, because a
 -- full bucket has no credit. If the policy of a bucket is of an earlier version than its template's, the call first
--- switches the bucket, as a refill would: no refill reaches a bucket that is full and idle. A budget is first credited
--- the steps that have come, each once: its state has the last step that was credited.
+-- switches the bucket, as a refill would. Otherwise a bucket that is full and idle would not be switched, because no
+-- refill reaches it. A budget is first credited the steps that have come, each once: its state has the last step that
+-- was credited.
 --#include shared/redis
 --#include shared/policy
 --#include shared/bucket
@@ -134,8 +135,8 @@ end
 
 -- follow credits a budget the steps that have come. It also switches the bucket to the template's policy if that is of
 -- a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
--- either of them, in which case the caller writes the tokens. If it can't do this, it changes nothing, and the last
--- result is the reply that says why.
+-- either of them. If it did, the caller writes the tokens. If it can't do this, it changes nothing, and the last result
+-- is the reply that says why.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -176,10 +177,10 @@ local function life_s(t, p)
   return max(60, t.full - floor(now / 1000000))
 end
 
--- keep gives a template's bucket that isn't full, or is opened, its expiry, and puts it into the active set, unless it
--- is a budget. If the key of the set holds something else, keep leaves it as it is. before are the tokens that the
--- bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep returns the till_s
--- of the reply.
+-- keep is for a template's bucket that isn't full, or is opened. It gives the bucket its expiry and, unless it is a
+-- budget, puts it into the active set. If the key of the set holds something else, keep leaves it as it is. before are
+-- the tokens that the bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep
+-- returns the till_s of the reply.
 local function keep(k, t, s, p, before, hold_s, changed)
   local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
   local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)

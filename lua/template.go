@@ -103,8 +103,8 @@ func (t *Template) Period() (step, next int64) {
 	return is.latest, is.next
 }
 
-// Enter puts a bucket into the sets of its template, if these are in other slots than the bucket: the active set, and,
-// if the template is bounded, the set of the buckets alive. till is the second in which the bucket expires. A set
+// Enter puts a bucket into the active set of its template and, if the template is bounded, into the set of the buckets
+// alive. It is for sets that are in other slots than the bucket. till is the second in which the bucket expires. A set
 // expires with the last of its buckets.
 func (t *Template) Enter(ctx context.Context, c Client, key string, till int64) error {
 	if t.steps != nil {
@@ -131,8 +131,8 @@ const mostTries = 4
 // SweepAtOnce is the most records that a sweep of a budget ends before the takes are repeated.
 const SweepAtOnce = 1000
 
-// Open puts an existing bucket into the active set, so that refillers refill it, even if no take has left it less than
-// full. If the bucket is a budget, Open credits it instead.
+// Open puts an existing bucket into the active set, even if no take has left it less than full. So refillers refill the
+// bucket from then on. If the bucket is a budget, Open credits it instead.
 func (t *Template) Open(ctx context.Context, c Client, key string) error {
 	reply, err := TakeWhole(ctx, c, Takes{Key: key, Template: t, Existing: true})
 	if err != nil || reply.Till == 0 {
@@ -233,8 +233,8 @@ func LazyReturn(ctx context.Context, c Client, key string, terms *policy.Terms, 
 }
 
 // lazy makes a call for a bucket of a lazy template. While a Cluster moves the slot, the two keys of the call may be on
-// two servers, or one of them may be missing, so that the Cluster refuses the call. Then lazy reads the override first,
-// and makes a call with the bucket's key only.
+// two servers, or one of them may be missing. The Cluster refuses such a call. Then lazy reads the override first, and
+// makes a call with the bucket's key only.
 func lazy(ctx context.Context, c Client, key string, what int, terms *policy.Terms, runs []policy.Run,
 	inLine bool) (LazyReply, error) {
 	reply, err := lazyOnce(ctx, c, key, what, terms, false, runs, inLine)

@@ -30,9 +30,9 @@ type TicketResult struct {
 	Err error
 }
 
-// Tickets reads the tickets of pools' buckets in one round trip. If the server refuses a script call, which may be
-// because of one bucket, Tickets reads the tickets of that call one by one, in a second round trip. It writes nothing.
-// The results are in the order of the keys.
+// Tickets reads the tickets of pools' buckets in one round trip. If the server refuses a script call, the reason may be
+// one of its buckets. Then Tickets reads the tickets of that call one by one, in a second round trip. It writes
+// nothing. The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
 	return EachAlone(keys, ticketsPerCall, func(keys []string, perCall int) []TicketResult {
 		return readTickets(ctx, rdb, keys, perCall)

@@ -1,5 +1,5 @@
-// Package override gives single keys of templates other limits than their template's, without a restart: for example to
-// a tenant with a larger plan, or to a user who is slowed down. It is not for configured buckets: change their
+// Package override gives single keys of a template other limits than the template's, without a restart. Examples are a
+// tenant with a larger plan, and a user who is slowed down. It is not for configured buckets: change their
 // configuration.
 //
 // An override is a capacity and a rate for one key. Fields that it leaves open have the values that the template has

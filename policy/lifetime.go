@@ -2,8 +2,8 @@ package policy
 
 import "time"
 
-// Lifetime returns the time after which an unused bucket of a template expires: twice the time in which it refills from
-// empty to full, and at least a minute.
+// Lifetime returns the time after which an unused bucket of a template expires. This is twice the time in which it
+// refills from empty to full, and at least a minute.
 func (t Terms) Lifetime() time.Duration {
 	if t.Kind != Smooth || t.Tokens == 0 {
 		return time.Minute

@@ -260,9 +260,9 @@ func (s *Control) presume(old *Terms, tokens int64) {
 	}
 }
 
-// nextEra returns the era that follows another one: the present time. If the clock was ahead, so that the present is
-// not later than the era, it returns a later number that depends on the present. Otherwise two callers that know the
-// same era could begin two histories with the same next era.
+// nextEra returns the era that follows another one: the present time. If the present is not later than that era,
+// because the clock was ahead, it returns a later number that depends on the present. Otherwise two callers that know
+// the same era could begin two histories with the same next era.
 func nextEra(era, now int64) int64 {
 	if now > era {
 		return now

@@ -21,8 +21,8 @@ type Steps interface {
 	String() string
 }
 
-// Every is a stepwise schedule: its instants are the whole multiples of the duration since the Unix epoch, so that all
-// replicas compute the same ones.
+// Every is a schedule with equal steps. Its instants are the whole multiples of the duration since the Unix epoch, so
+// all replicas compute the same ones.
 type Every time.Duration
 
 // Next implements Steps.

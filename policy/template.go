@@ -298,8 +298,8 @@ func (s *Templates) All() []*CompiledTemplate {
 	return s.list
 }
 
-// Of returns the template that applies to a key; nil if none matches it, or if the key is a bucket with a policy of its
-// own.
+// Of returns the template that applies to a key. It returns nil if no template matches the key, or if its bucket has a
+// policy of its own.
 func (s *Templates) Of(key string) *CompiledTemplate {
 	if s == nil || len(s.list) == 0 {
 		return nil

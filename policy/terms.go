@@ -122,8 +122,8 @@ func nameOf(s Steps) int64 {
 	return int64(hash.Sum64()>>17) + 1
 }
 
-// MaxElapsed returns the longest stretch that one refill credits, in microseconds: the time to fill the bucket, but no
-// more than 2 s or five intervals.
+// MaxElapsed returns the longest stretch that one refill credits, in microseconds. This is the time to fill the bucket,
+// but no more than the longer of 2 s and five intervals.
 func MaxElapsed(capacity, tokens, per, interval int64) int64 {
 	fill := float64(capacity) * float64(per) / float64(tokens)
 	return int64(min(math.Ceil(fill), float64(max(2_000_000, 5*interval))))
@@ -269,8 +269,8 @@ func (t Terms) Granted(era, now int64) bool {
 	return t.GrantEra != 0 && t.GrantEra == era && now < t.GrantEnd
 }
 
-// Due returns what smooth terms credit a bucket in an era for the time between two instants, in Unix microseconds:
-// whole tokens, and the carry after them.
+// Due returns the credit of smooth terms in an era for the time between two instants, in Unix microseconds. The credit
+// is a number of whole tokens, and the carry after them.
 func (t *Terms) Due(era, last, carry, now int64) (tokens, rest int64) {
 	elapsed := min(max(0, now-last), t.MaxElapsed)
 	granted := int64(0)

@@ -19,8 +19,8 @@ import (
 // an index.
 
 const (
-	// outdatedWaits is how many intervals after the claim's last refill a replica with an older configuration calls
-	// again, even if that refill was its own. This gives a replica with a later configuration time to take the claim.
+	// outdatedWaits is the number of intervals that a replica with an older configuration waits after the claim's last
+	// refill, even if it made that refill itself. This gives a replica with a later configuration time to take the claim.
 	outdatedWaits = 3
 	// abandonedAfter is the time, in quarters of an interval, after which a claim that was not refilled counts as
 	// abandoned. The time of two calls is added, because the holder calls an interval after it has received a reply.

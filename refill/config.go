@@ -60,9 +60,9 @@ type Config struct {
 	Pulse string
 	// Interval is the refill interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration
-	// Timeout is the time for one batch, 1 ms or more. If the server is far away, or batches have failed, a batch gets up
-	// to four times as long, so that it can open connections. With a higher timeout a silent server is detected later.
-	// With a lower one, calls to a slow server fail. Default 500 ms.
+	// Timeout is the time for one batch, 1 ms or more. A batch gets up to four times as long if the server is far away or
+	// batches have failed. So it can open connections. With a higher timeout a silent server is detected later. With a
+	// lower one, calls to a slow server fail. Default 500 ms.
 	Timeout time.Duration
 	// Batch is the most buckets in one round trip, 1 to 10000. A slow server gets fewer. Default 500.
 	Batch int

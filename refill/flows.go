@@ -44,8 +44,8 @@ func (d *division) begin() {
 	d.listAll = true
 }
 
-// continues returns the division to use after a change of the configuration: old, if it divides the same bucket in the
-// same way; otherwise d.
+// continues returns the division to use after a change of the configuration. It is old, if that divides the same bucket
+// in the same way; otherwise it is d.
 func (d *division) continues(old *division) *division {
 	if d == nil || old == nil || !d.flows.Equal(old.flows) || d.pooled != old.pooled || !d.pooled && d.about != old.about {
 		return d

@@ -25,8 +25,8 @@ const (
 	silentAfter = 2.0
 )
 
-// pulse is the leader's sign of life on one master: a bucket that only the leader refills, once in each interval, and
-// that the standbys read.
+// pulse is the leader's sign of life on one master. It is a bucket that only the leader refills, once in each interval.
+// The standbys read it.
 type pulse struct {
 	beat    *bucket // the pulse as the leader's bucket
 	rng     *rand.Rand
@@ -48,8 +48,8 @@ func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand)
 	return &pulse{beat: newSignal(key, interval, version), rng: rng}
 }
 
-// due returns when the leader has to refill the pulse, or a standby has to read it; zero for never, or while a call for
-// it is under way.
+// due returns when the leader has to refill the pulse, or a standby has to read it. It returns the zero time for never,
+// and while a call for the pulse is under way.
 func (p *pulse) due() time.Time {
 	switch {
 	case p.asked || p.withheld:

@@ -6,7 +6,7 @@ import (
 )
 
 // queue is a heap of buckets by the time at which they are due. Buckets that are due at the same time are ordered by
-// slot, so that those that can share a script call are next to each other.
+// slot. So buckets that can share a script call are next to each other.
 //
 // An entry copies the fields that order it, since a hundred thousand buckets don't fit into the processor's caches. A
 // caller that changes the due times of buckets in the queue has to call order.

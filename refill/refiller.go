@@ -241,8 +241,8 @@ func (r *Refiller) RecordVersion(version int64) {
 	}
 }
 
-// SetTerms sets the terms of a pooled bucket from its next call on. Terms whose fence is older than that of the present
-// terms are ignored, so that an older grant never replaces a later one.
+// SetTerms sets the terms of a pooled bucket from its next call on. Terms with an older fence than the present terms
+// are ignored. So an older grant never replaces a later one.
 func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -44,8 +44,8 @@ func (s *shard) begin(count int64, now time.Time) {
 	}
 }
 
-// home returns the refilled template of a name in the shard. It returns nil if the name is not that of a bucket of such
-// a template, or belongs to a shard with another number. Other goroutines may call it.
+// home returns the refilled template of a name in the shard. It returns nil if no refilled template applies to the
+// name, or if the name belongs to a shard with another number. Other goroutines may call it.
 func (s *shard) home(name string) *policy.CompiledTemplate {
 	if lua.CheckKey(name) != nil || lua.ActiveShard(name) != s.Number {
 		return nil
@@ -53,7 +53,7 @@ func (s *shard) home(name string) *policy.CompiledTemplate {
 	return refilledOf(s.templates, name)
 }
 
-// belongs reports whether a name is that of a bucket of the shard. Other goroutines may call it.
+// belongs reports whether a name is the name of one of the shard's buckets. Other goroutines may call it.
 func (s *shard) belongs(name string) bool { return s.template != nil && s.home(name) == s.template }
 
 // sortedNames are names that were read from a shard.
@@ -119,7 +119,7 @@ type entry struct {
 	undivided bool                     // its plan could not be written
 }
 
-// divide sets the division of the bucket to that of a template. It keeps the division if the template divides the
+// divide gives the bucket the division that a template demands. It keeps the division if the template divides the
 // bucket in the same way as the one before.
 func (e *entry) divide(t *policy.CompiledTemplate) {
 	if e.template == t {
@@ -173,7 +173,8 @@ func (m *members) begin(count int64, now time.Time) {
 }
 
 // end sets when the next round is due, if the present one is over. The next round is due half an interval after the
-// present one was due, even if that was late, unless the worker is behind by more than an interval.
+// present one was due, even if the present one was late. If the worker is behind by more than an interval, the next
+// round is due now.
 func (m *members) end(now time.Time) {
 	if m.working() {
 		return

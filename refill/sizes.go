@@ -9,8 +9,8 @@ import (
 
 const (
 	// scriptBudget is the time for which a script call may block its server, if its buckets are in the state that the
-	// caller remembers. If all of them need the script's complete rules, as after a change of policies, the call may take
-	// four times as long, 1 ms.
+	// caller remembers. If all of them need the script's complete rules, for example after a change of policies, the call
+	// may take 1 ms, four times as long.
 	scriptBudget = 250 * time.Microsecond
 	// firstPerCall is the number of buckets that share a script call before the server's speed is known. maxPerCall is the
 	// highest number, because more buckets in a call would save the server nothing.

@@ -77,8 +77,7 @@ func ownFault(err error) bool {
 }
 
 const (
-	// sweptOfBucket is the most records of a bucket that one script call ends, so that no call holds the server up for
-	// long.
+	// sweptOfBucket is the most records of a bucket that one script call ends. More would block the server for long.
 	sweptOfBucket = 100
 	// sweptAtOnce is the most records that one round trip ends, unless it has more buckets: each bucket ends at least one.
 	// Otherwise takes would wait for long, because a server runs the commands of a pipeline one after the other.
@@ -91,8 +90,8 @@ type swept struct {
 	err   error
 }
 
-// sweep ends the expired reservations and leases in the buckets that the trip refilled, so that they end even if no
-// consumer is alive. The sweep after the next refill ends those that remain.
+// sweep ends expired reservations and leases in the buckets that the trip refilled. So they end even if no consumer is
+// alive. The sweep after the next refill ends those that remain.
 func (t *trip) sweep(ctx context.Context, s store) {
 	var keys []string
 	for i := range t.results {

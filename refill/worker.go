@@ -181,7 +181,7 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 // connecting is the factor by which the time of a call may exceed the configured timeout.
 const connecting = 4
 
-// tripsOfCall is the number of round trips for which a call has time: it may have to open a connection, read a
+// tripsOfCall is the number of round trips for which a call has time. It may have to open a connection, read a
 // Cluster's slots and load a script. With less time, calls to a server far away would always time out.
 const tripsOfCall = 10
 
@@ -215,8 +215,8 @@ func (w *worker) failed(ctx context.Context, err error) {
 	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
 }
 
-// pauseMessage returns the log message for the error of a failed call. It distinguishes a server that answers with an
-// error, such as READONLY, OOM or NOAUTH, from one that doesn't answer, because the causes are different.
+// pauseMessage returns the log message for the error of a failed call. A server that answers with an error, such as
+// READONLY, OOM or NOAUTH, has another cause than a server that doesn't answer. So there are two messages.
 func pauseMessage(err error) string {
 	var reply redis.Error
 	if errors.As(err, &reply) {
@@ -233,7 +233,7 @@ func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
 }
 
 // refilled applies a round trip of refills that the server answered. Only a refill that wrote proves that the server
-// accepts refills: a read-only server, and one without memory, still reports that a bucket is unknown.
+// accepts refills. A server that is read-only or has no memory still reports that a bucket is unknown.
 func (w *worker) refilled(t *trip) {
 	w.measure(t.replied.Sub(t.sent))
 	w.sizes.answered(t.results)

@@ -1,5 +1,5 @@
--- return: gives n tokens back to the bucket, up to its capacity; under a strict policy, up to its capacity less what is
--- outstanding.
+-- return: gives n tokens back to the bucket, up to its capacity. Under a strict policy the limit is the capacity less
+-- the outstanding tokens.
 --
 -- KEYS  1 K, 2 {K}, 3 {K}:ctl, as in refill
 --       4 {K}:flows: see division; only if a flow paid for some of the tokens with its right
@@ -13,7 +13,7 @@
 --       {3, k}: KEYS k holds something else
 --       {4, tokens}: the bucket is in another era; nothing is returned
 --
--- A return is no refill, so it changes neither index nor state.
+-- A return does not count as a refill, so the index and the state stay as they are.
 -- Shared by the scripts that read keys; it comes before the other pieces.
 local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
@@ -176,9 +176,9 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
--- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
--- the same era could begin two histories with the same next era.
+-- next_era returns the era that follows another one: the present time. If the present is not later than that era,
+-- because the clock was ahead, it returns a later number that depends on the present. Otherwise two callers that
+-- remember the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was

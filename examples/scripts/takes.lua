@@ -34,13 +34,14 @@
 --         11: the budget has too few tokens, or is opened, and the time of reservations or leases in it is over. The
 --           caller sweeps it and sends the call again. Nothing was taken
 --
--- If the same takes were sent one by one, they would get the same answers.
+-- If the same takes were sent one by one, they would get the same results.
 --
 -- A bucket of a template is in the template's active set while it isn't full. So a call that takes from a full bucket,
 -- creates a bucket, or finds one missing from the set puts it there. It also sets the last refill to now, because a
 -- full bucket has no credit. If the policy of a bucket is of an earlier version than its template's, the call first
--- switches the bucket, as a refill would: no refill reaches a bucket that is full and idle. A budget is first credited
--- the steps that have come, each once: its state has the last step that was credited.
+-- switches the bucket, as a refill would. Otherwise a bucket that is full and idle would not be switched, because no
+-- refill reaches it. A budget is first credited the steps that have come, each once: its state has the last step that
+-- was credited.
 -- Shared by the scripts that read keys; it comes before the other pieces.
 local EXACT = 9007199254740992 -- 2^53; 2^53 + 1 is read as this too, so only smaller numbers are valid
 
@@ -203,9 +204,9 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
--- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
--- the same era could begin two histories with the same next era.
+-- next_era returns the era that follows another one: the present time. If the present is not later than that era,
+-- because the clock was ahead, it returns a later number that depends on the present. Otherwise two callers that
+-- remember the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was
@@ -415,9 +416,10 @@ local function count_denied(key, p, n)
   if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
--- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
--- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
--- interval. If the outstanding tokens leave no room for n, the time does not end before the first record does.
+-- wait_us returns the time until the bucket holds n tokens, if no caller takes any. It returns 0 if the bucket holds
+-- them, and -1 if it never will. The time ends with the first refill at which the tokens are due. If that refill is
+-- overdue, the time is half an interval. If the outstanding tokens leave no room for n, the time does not end before
+-- the first record does.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -627,8 +629,8 @@ end
 
 -- follow credits a budget the steps that have come. It also switches the bucket to the template's policy if that is of
 -- a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
--- either of them, in which case the caller writes the tokens. If it can't do this, it changes nothing, and the last
--- result is the reply that says why.
+-- either of them. If it did, the caller writes the tokens. If it can't do this, it changes nothing, and the last result
+-- is the reply that says why.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -669,10 +671,10 @@ local function life_s(t, p)
   return max(60, t.full - floor(now / 1000000))
 end
 
--- keep gives a template's bucket that isn't full, or is opened, its expiry, and puts it into the active set, unless it
--- is a budget. If the key of the set holds something else, keep leaves it as it is. before are the tokens that the
--- bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep returns the till_s
--- of the reply.
+-- keep is for a template's bucket that isn't full, or is opened. It gives the bucket its expiry and, unless it is a
+-- budget, puts it into the active set. If the key of the set holds something else, keep leaves it as it is. before are
+-- the tokens that the bucket held. changed is set if the bucket is new, was credited steps, or has another policy. keep
+-- returns the till_s of the reply.
 local function keep(k, t, s, p, before, hold_s, changed)
   local part = p.kind == TEMPLATE and 0.75 or changed and 1 or 0
   local till, new = arm({k.tokens, k.index, k.ctl}, life_s(t, p), now, part, hold_s > 0 and hold_s + HELD_S or 0)

@@ -70,9 +70,9 @@ local function put(s, p, key, pol)
   s.was_out = out
 end
 
--- next_era returns the era that follows another one: the present time. If the clock was ahead, so that the present is
--- not later than the era, it returns a later number that depends on the present. Otherwise two callers that remember
--- the same era could begin two histories with the same next era.
+-- next_era returns the era that follows another one: the present time. If the present is not later than that era,
+-- because the clock was ahead, it returns a later number that depends on the present. Otherwise two callers that
+-- remember the same era could begin two histories with the same next era.
 local function next_era(era, now) return now > era and now or era + 1 + now % 1000000 end
 
 -- UNCOUNTED is the due_us of a bucket that may have records which its state does not count. This is so if the state was

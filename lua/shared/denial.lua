@@ -16,9 +16,10 @@ local function count_denied(key, p, n)
   if counts and n > 0 then pcall('HINCRBY', key, 'denied', format('%d', n)) end
 end
 
--- wait_us returns the time until the bucket holds n tokens if no caller takes any: 0 if it holds them, -1 if it never
--- will. The time ends with the first refill at which the tokens are due. If that refill is overdue, the time is half an
--- interval. If the outstanding tokens leave no room for n, the time does not end before the first record does.
+-- wait_us returns the time until the bucket holds n tokens, if no caller takes any. It returns 0 if the bucket holds
+-- them, and -1 if it never will. The time ends with the first refill at which the tokens are due. If that refill is
+-- overdue, the time is half an interval. If the outstanding tokens leave no room for n, the time does not end before
+-- the first record does.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end

@@ -49,9 +49,9 @@ end
 -- put_record writes a record. The arguments after era depend on the kind.
 local function put_record(id, kind, n, ends, era, ...) put_text(id, ends, decimals(kind, n, ends, era, ...)) end
 
--- try is like pcall, but raises the error of a missing right. It is for commands on a key that may have been deleted:
--- Redis deletes a key when its last record is dropped, and while a Cluster moves the slot, commands on a deleted key
--- fail. For the same reason records are dropped after others are written.
+-- try is like pcall, but raises the error of a missing right. It is for commands on a key that may have been deleted.
+-- Redis deletes a key when its last record is dropped, and commands on a deleted key fail while a Cluster moves the
+-- slot. For the same reason records are dropped after others are written.
 local function try(...)
   local reply = pcall(...)
   local err = type(reply) == 'table' and reply.err
@@ -64,9 +64,9 @@ local function drop_record(id)
   try('ZREM', KEYS[5], id)
 end
 
--- count is for a bucket of which a key was lost. It sets s.out to the sum of the records, and restores missing ends
--- from the records. If {K}:due has an id without a record, s.out does not fall. It returns the instant at which the
--- last record ends.
+-- count is called after a key of the bucket was lost. It sets s.out to the sum of the records, and restores missing
+-- ends from the records. If {K}:due has an id without a record, s.out does not fall. It returns the instant at which
+-- the last record ends.
 local function count(s)
   local all = try('HGETALL', KEYS[4])
   if all.err then all = {} end

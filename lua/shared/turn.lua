@@ -5,8 +5,8 @@
 -- which the demand was counted; nil if it wasn't.
 local SOON = 20 -- an overdue plan is read again after the interval divided by this
 
--- served counts the demand of a turn, and makes the takes that fit into a bucket with so many tokens. It returns how
--- many tokens were taken, and for how many of them the flow pays. The caller calls write_rights afterwards.
+-- served counts the demand of a turn, and makes the takes that fit into a bucket that holds tokens. It returns how many
+-- tokens were taken, and for how many of them the flow pays. The caller calls write_rights afterwards.
 local function served(use, turn, n, count, leave, tokens)
   turn.n = n
   turn.leave = leave

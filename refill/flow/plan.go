@@ -58,7 +58,7 @@ const (
 )
 
 // Floor returns the number of tokens that a flow without a right must leave in a bucket. These are the tokens of 1.5
-// intervals, but no fewer than the headroom or ten tokens, and no more than three quarters of the capacity.
+// intervals, but at least the headroom and at least ten tokens. They are at most three quarters of the capacity.
 func Floor(flows *policy.Flows, b Bucket) int64 {
 	least := max(int64(math.Ceil(intervalsOfFloor*b.Rate*b.Interval.Seconds())),
 		flows.HeadroomOf(b.Capacity), leastFloor)
