@@ -48,7 +48,7 @@ const (
 	soon         = 20   // a denied caller of an overdue plan waits for an interval divided by this
 	upToOfFloor  = 10   // a flow with any right gets the floor divided by this from a take of up to some tokens
 	moreForTeams = 1.1  // teams that the plan doesn't have are counted up to Most times this many entries
-	fullAbove    = 1.25 // full speed of the clock begins where the bucket has the floor, divided by the root of this
+	fullAbove    = 1.25 // the clock has full speed while the bucket has at least the floor divided by this
 )
 
 // right is the right of a flow or a rest to take tokens.
@@ -75,7 +75,7 @@ func (d *Division) rightOf(flow string, n int64) right {
 	return right{}
 }
 
-// saved returns the right, for a take of n tokens, that has been used up to an instant of the clock.
+// saved returns the right for a take of n tokens, given the time of the clock up to which the right was used.
 func (d *Division) saved(used *int64, price float64, n int64) right {
 	return right{used: used, left: min(d.Clock-*used, saving(d.Span, price, n)), price: price}
 }
@@ -273,7 +273,8 @@ func (d *Division) sizeOf(run policy.Run) int64 {
 	return run.N
 }
 
-// lasts returns the number of takes of a run for which a right suffices. The right isn't used up.
+// lasts returns the number of takes of a run for which a right suffices. r.left must be above zero. The last of these
+// takes may cost more than is left.
 func (d *Division) lasts(r *right, run policy.Run) int64 {
 	each := float64(float64(run.N) * r.price)
 	if run.UpTo {
@@ -293,8 +294,8 @@ func (d *Division) spared(before int64, run policy.Run) int64 {
 	return spared
 }
 
-// dividedWait returns the time until a take of a run fits, if no other flow takes tokens meanwhile. The take fits once
-// the bucket has its tokens above the floor. If the flow has a right by then, the bucket needs only the tokens.
+// dividedWait returns the time until a take of a run fits, if no other flow takes tokens meanwhile. A take fits once
+// the bucket has that many tokens above the floor. If the flow has a right, the floor doesn't matter.
 func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) int64 {
 	n := run.N + leastOf(b, run.Leave)
 	if d == nil {
@@ -325,8 +326,8 @@ func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) i
 	return within
 }
 
-// Advance advances the clock of a division to now. tokens is the number of tokens in the bucket. Below the floor, the
-// fewer tokens there are, the more slowly the clock runs. Otherwise the flows would get rights to more tokens than the
+// Advance advances the clock of a division to now. tokens is the number of tokens in the bucket. If these are fewer
+// than most of the floor, the clock runs more slowly. Otherwise the flows would get rights to more tokens than the
 // bucket has.
 func (d *Division) Advance(tokens, now int64) {
 	full := 1.0

@@ -21,7 +21,7 @@ type HoldingKind int64
 // Kinds of records. Only the first two hold tokens.
 const (
 	HoldingLease       HoldingKind = iota + 1 // a consumer's block of tokens
-	HoldingReservation                        // tokens to be settled
+	HoldingReservation                        // a reservation that isn't settled yet
 	HoldingSettled                            // a reservation that was settled
 	HoldingRunOut                             // a reservation whose time ended
 )
@@ -50,7 +50,7 @@ const (
 	HeldUnknown             // the bucket doesn't exist, or has no policy
 	HeldInUse               // the id belongs to a different record, or the call doesn't fit to the record's last call
 	HeldNot                 // there is no record of the id
-	HeldOther               // the bucket is in another era than the lease, which has ended
+	HeldOther               // the lease is of an earlier era of the bucket, so it has ended
 )
 
 // Reserve takes n tokens, all or nothing, and holds them under the id for ttl microseconds. It must leave the tokens of

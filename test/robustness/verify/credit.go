@@ -22,7 +22,7 @@ func (h *bucketHistory) checkCredit(r *Result) {
 			carry = anything
 		case o.Status == policy.StatusApplied || o.Status == policy.StatusSwitched:
 			carry = h.checkCredited(r, i, carry)
-		default: // these statuses credit nothing
+		default: // these statuses credit nothing, and all but one drop the carry
 			if o.Added != 0 || o.Clamped != 0 {
 				r.violate(Credit, h.bucket.Key, "%s at index %d credited %d", o.Status, o.Version.Index,
 					o.Added+o.Clamped)

@@ -76,7 +76,7 @@ func (h *bucketHistory) findHidden() {
 				continue
 			}
 			h.hidden++
-			if index == e.low && index-1 > before { // a write of the era before is hidden too, and which one is unknown
+			if index == e.low && index-1 > before { // the last write of the era before is hidden too, and no reading shows it
 				h.undecided(v, latestTime(sights, v))
 				continue
 			}

@@ -26,8 +26,8 @@ func (h *bucketHistory) checkIndex(r *Result) {
 	}
 }
 
-// checkQuarantine checks the answers of a server that forgot what its caller knows. It must begin a new era, and
-// on_rollback decides about the tokens.
+// checkQuarantine checks the answers to refills. A server that forgot a version that its caller knows must begin a new
+// era, and on_rollback decides about the tokens. Other servers must not begin a new era in this way.
 func (h *bucketHistory) checkQuarantine(r *Result) {
 	for _, f := range h.refills {
 		o := f.Outcome

@@ -84,7 +84,7 @@ func (h *bucketHistory) creditedAgain(t policy.Terms, i int) bool {
 	})
 }
 
-// crossings returns the instants of the bucket's schedules that the server's clock reached from from to to, with the
+// crossings returns the instants of the bucket's schedules that the server's clock reached in [from, to], with the
 // machine's times and the numbers of tokens. It leaves out instants that a clock stepped over: see faultSlack.
 func (h *bucketHistory) crossings(from, to int64) (list []crossing) {
 	for _, span := range h.clocks(from, to) {

@@ -14,8 +14,8 @@ const inForce = time.Second
 const starts = 2 * time.Second
 
 // checkVersions checks that each sample has a version not lower than the version of any replica that has run
-// undisturbed for long enough. It skips the buckets of templates: their consumers have to read a new version first, and
-// a full bucket gets it only with the next take.
+// undisturbed for long enough. It skips the buckets of pools and templates. Consumers of a template have to read a new
+// version first, and a full bucket gets it only with the next take.
 func (h *bucketHistory) checkVersions(r *Result) {
 	if h.bucket.Kind != record.Configured && h.bucket.Kind != record.Foreign {
 		return
