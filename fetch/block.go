@@ -96,7 +96,7 @@ func (b *block) takeLocal(least, most int64, leave policy.Leave) (r Result, few 
 	}
 }
 
-// miss records that a caller got n tokens of the bucket itself.
+// miss records that a caller got n tokens from the bucket itself.
 func (b *block) miss(n int64) {
 	if n == 0 {
 		return

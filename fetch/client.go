@@ -23,8 +23,8 @@ import (
 //
 // A call ends at its context's deadline or when its timeout has passed. Before it ends, it checks once more for replies
 // that have arrived. Without [WithTimeout] the timeout is 50 ms or four round trips, whichever is longer. The time for
-// opening connections does not count. Until the server's first answer, which [Client.Ready] waits for, the timeout is a
-// second.
+// opening connections does not count. Before the server's first answer, the timeout is a second. [Client.Ready] waits
+// for that answer.
 //
 // The degraded mode of the bucket's policy then decides the result of a take, which has [SourceFallback] and the
 // [Reason]:

@@ -14,7 +14,7 @@
 //   - [Client.TakeAll] for work that needs tokens of several buckets, such as a team's bucket and a user's bucket. It
 //     takes from all of them or from none.
 //   - [Client.Wait] for work that is worth waiting for. It fails at once if the context ends before the tokens come.
-//   - [Client.Reserve] for work whose use is known only afterwards.
+//   - [Client.Reserve] for work whose cost is known only afterwards.
 //   - [Client.Undo] and [Client.UndoAll] to return the tokens of a take whose work was not done, and [Client.Return] if
 //     the Result of the take was not kept.
 //   - [Client.Peek] to read a bucket without taking.
@@ -26,8 +26,9 @@
 // Client form a line. The Client remembers a denial until its tokens are due, but at most for a second
 // ([WithDenyCache]). If no refiller runs, a denied take makes the refill that is due ([WithRescue]).
 //
-// If Redis is unavailable, a call ends with its context's deadline or its timeout ([WithTimeout]). The policy's
-// degraded mode then decides the result, which has [SourceFallback] and the [Reason]. [Client] has the details.
+// If Redis is unavailable, a call ends at its context's deadline or when its timeout has passed ([WithTimeout]). The
+// policy's degraded mode then decides the result, which has [SourceFallback] and the [Reason]. [Client] has the
+// details.
 //
 // # Concurrency
 //
@@ -36,5 +37,5 @@
 // arrival. With [WithLease] takes from busy buckets need no call at all. Once [Client.Close] is called, every new call
 // returns [ErrClosed]. Close waits for the calls under way.
 //
-// The guarantees, one by one, and how the Client uses the Redis client's options are in docs/sdk.md.
+// docs/sdk.md lists the guarantees, and describes how the Client uses the options of the Redis client.
 package fetch

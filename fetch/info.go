@@ -13,7 +13,7 @@ const (
 	// policyMaxAge is how long a bucket's policy is believed. Asking for the policy doubles the cost of a take. The reply
 	// to a denied take has the policy in any case.
 	policyMaxAge = 10 * time.Second
-	// pooledMaxAge is policyMaxAge of a pool's bucket, whose grant comes and goes.
+	// pooledMaxAge is policyMaxAge for a pool's bucket, whose grant comes and goes.
 	pooledMaxAge = time.Second
 	// scheduleMaxAge is the shortest time between two requests for the instants of a stepped bucket while its next instant
 	// is overdue.
@@ -24,7 +24,7 @@ const (
 type info struct {
 	terms  *policy.Terms // nil: the bucket has no policy
 	era    int64
-	share  *share    // of a bucket with degraded mode local; nil if there are too many
+	share  *share    // nil until the degraded mode is local
 	asOf   time.Time // of the reply that had the policy
 	denied *denial   // nil: none
 	steps  *schedule // of a stepped bucket; nil if it was never asked for

@@ -205,7 +205,8 @@ func (b *bucket) takeLocal(flow string, least, n int64, leave policy.Leave) (Res
 	return r, blk
 }
 
-// yield makes the keeper of the block, of the bucket or of a flow, give its tokens back, because a caller waits.
+// yield makes the keeper of a block give its tokens back, because a caller waits. It is the block of the bucket or of a
+// flow.
 func (b *bucket) yield(flow string) {
 	if blk := b.blockOf(flow); blk != nil {
 		timing.Signal(blk.wake)

@@ -277,9 +277,9 @@ func WithOverrun(o policy.Overrun) CallOption {
 	})
 }
 
-// WithConcurrency bounds the concurrent round trips to a server. n is 1 to 65,536. The Client has no more goroutines
-// and connections for the server than that. PoolSize and MaxActiveConns of the Redis client are further bounds. Each
-// round trip sends all calls that wait at that time. At most about 65,000 calls may wait. A further call returns
+// WithConcurrency bounds the concurrent round trips to a server. n is 1 to 65,536. So it also bounds the Client's
+// connections, and the goroutines that make calls. PoolSize and MaxActiveConns of the Redis client are further bounds.
+// Each round trip sends all calls that wait at that time. At most about 65,000 calls may wait. A further call returns
 // ErrUnavailable.
 func WithConcurrency(n int) Option {
 	return clientOption(func(c *config) error {

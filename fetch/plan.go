@@ -17,10 +17,10 @@ type plan struct {
 	added time.Duration // when that call was answered; 0: the bucket gave less than it asked for
 }
 
-// low returns the number of tokens from which on the block asks for no more.
+// low returns the number of tokens below which the block asks for more.
 func (p *plan) low() int64 { return (p.size + 1) / 2 }
 
-// observe records how many tokens are left, and how many tokens takers had to ask the bucket itself for.
+// observe records how many tokens are left, and how many tokens takers got from the bucket itself.
 func (p *plan) observe(left, missed int64) {
 	used := p.seen - left + missed
 	p.used += used

@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	// readyTime bounds Ready, whatever the deadline of its context.
+	// readyTime bounds Ready, even if its context has no deadline or a later one.
 	readyTime = time.Minute
 	// readyTrips is how many round trips measure a distance: the first one may open a connection.
 	readyTrips = 3

@@ -16,8 +16,9 @@ import (
 const isolatedFor = 10 * time.Second
 
 // movingFor is how long a slot counts as moving after a Cluster's server has refused a call because the slot moves.
-// Meanwhile each call for the slot is for one bucket, and names only the keys that exist with it, so that the server
-// accepts it. Otherwise each call would be refused first, and would need twice as many round trips.
+// Meanwhile each call for the slot is for one bucket, and names only the keys that exist whenever the bucket does, so
+// that the server accepts the call. Otherwise each call would be refused first, and would need twice as many round
+// trips.
 const movingFor = 10 * time.Second
 
 // read applies the reply to a call. It answers the groups of the call, or leaves them for another round trip.
@@ -87,7 +88,7 @@ func (t *trip) readReply(call *scriptCall, n int, reply *lua.TakesReply) {
 
 // retryWhileMoving prepares another round trip for the groups of a call that a Cluster's server refused, because it
 // lacks some of the call's keys while their slot moves. Each group gets a call of its own, with only the keys that
-// exist with its bucket. It reports whether that differs from the refused call.
+// exist whenever its bucket does. It reports whether that differs from the refused call.
 func (t *trip) retryWhileMoving(call *scriptCall) bool {
 	first := call.groups[0]
 	if first.slotMoves { // then the call is already of this kind

@@ -40,19 +40,19 @@ type Settlement struct {
 
 // Reserve takes n tokens, all or none, for work whose cost is known only later; n is 1 to policy.MaxTokens. Settle the
 // Reservation with the number of tokens that were used. If it is never settled, for example after a crash, its tokens
-// go back when ttl, policy.MinHold to policy.MaxHold, is over. That happens at the bucket's next refill or reservation,
-// and in a budget also before a take is denied. The options are WithTimeout, WithLeave, WithLeavePercent, WithFlow,
-// WithReservationID and WithOverrun.
+// go back when ttl has passed. This happens at the bucket's next refill or reservation, and in a budget also before a
+// take is denied. ttl is policy.MinHold to policy.MaxHold. The options are WithTimeout, WithLeave, WithLeavePercent,
+// WithFlow, WithReservationID and WithOverrun.
 //
-// A denial is a Reservation whose OK is false, and a nil error. If a degraded mode granted a reservation
+// A denial is a Reservation whose OK is false, with a nil error. If a degraded mode granted a reservation
 // (SourceFallback), or a bucket in shadow mode lacked the tokens (Shadow), no bucket holds its tokens, and its Settle
 // makes no call.
 //
-// The errors are those of Take, ErrInvalidTTL and ErrIDInUse. If its connection fails and the timeout leaves time, the
+// The errors are those of Take, ErrInvalidTTL and ErrIDInUse. If the connection fails and the timeout leaves time, the
 // Client repeats the call once. After ErrUnavailable or the context's own error, tokens may be held until ttl is over.
 // With WithReservationID it is safe to repeat the call.
 //
-// For a bucket without a policy the error is ErrUnknownBucket, and for one of a lazy template ErrLazyBucket.
+// For a bucket without a policy the error is ErrUnknownBucket. For a bucket of a lazy template it is ErrLazyBucket.
 func (c *Client) Reserve(ctx context.Context, key string, n int64, ttl time.Duration, opts ...CallOption) (*Reservation,
 	error) {
 	var r *Reservation
@@ -92,7 +92,7 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 	if until > 0 {
 		r.Until = time.UnixMicro(until)
 	}
-	r.lacked = r.Taken // Settle gives it back, and not Undo
+	r.lacked = r.Taken // Settle gives the tokens back, and not Undo
 	if r.OK && r.Source.Kind == SourceFallback && t.info.terms != nil && t.info.terms.Degraded == policy.DegradedLocal {
 		r.share = t.info.share
 	}

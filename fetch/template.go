@@ -52,7 +52,7 @@ type templateSet struct {
 // reading is one reading of the published templates.
 type reading struct {
 	done chan struct{} // closed when the reading has ended
-	err  error         // then
+	err  error         // its error
 }
 
 func newTemplates(c *Client) *templates {

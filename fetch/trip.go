@@ -88,7 +88,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 	g := t.last[r.Body.key]
 	if g == nil || g.kind != r.Body.kind || !g.fits(&r.Body) {
 		part := 0
-		if g != nil { // with all keys it needs no second round trip, in which the next part could overtake it
+		if g != nil { // with all keys, g needs no second round trip, in which the next part could overtake it
 			part, g.whole = g.part+1, true
 		}
 		t.groups, g = extend(t.groups)

@@ -29,8 +29,8 @@ const (
 // Callers of Wait for one bucket in one Client, with the same WithLeave and the same WithFlow, form a line. They are
 // served in the order of their arrival. While the first caller isn't served, no other caller is, however few tokens it
 // wants. Each question to the server is for the whole line, so the number of questions doesn't grow with the length of
-// the line. The line asks when the tokens of the first waiter are due. It also asks every few seconds, because there
-// may be no refiller, unless WithRescue(false) is set.
+// the line. The line asks when the tokens of the first waiter are due. Unless WithRescue(false) is set, it also asks
+// every few seconds, because there may be no refiller.
 //
 // After a bucket has denied a line, two kinds of calls of the same Client don't overtake it. They are lines that leave
 // more, and takes and reservations without a request id that leave at least as much. There is one exception. Of the
