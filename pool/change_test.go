@@ -27,8 +27,7 @@ func (w *world) change(change func(p *Pool)) {
 	}
 }
 
-// settle lowers the bounds to those of the settings in force, once the change
-// must be through.
+// settle waits until a change must be complete, and lowers the bound to the rate of the settings in force.
 func (w *world) settle() {
 	time.Sleep(10 * time.Second)
 	w.mu.Lock()
@@ -37,8 +36,7 @@ func (w *world) settle() {
 	w.check()
 }
 
-// inWorld runs a test in a world without faults of its own, in which every
-// region wants more than there is.
+// inWorld runs a test in a world without random faults, in which every region wants more than the pool's rate.
 func inWorld(t *testing.T, test func(t *testing.T, w *world)) {
 	seed, _ := simSeed(t, 1)
 	synctest.Test(t, func(t *testing.T) {
@@ -82,7 +80,7 @@ func TestAFloorMovesOnlyOnceItsHolderHasAcknowledged(t *testing.T) {
 		for _, p := range w.of("eu") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
-		time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+		time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 		near(t, map[string]float64{"eu": 100, "ap": 450, "us": 450}, w.rates())
 		w.change(func(p *Pool) {
 			p.Regions[0].Floor, p.Regions[1].Floor = policy.PerSecond(140), policy.PerSecond(10)
@@ -97,7 +95,7 @@ func TestAFloorMovesOnlyOnceItsHolderHasAcknowledged(t *testing.T) {
 		for _, p := range w.of("eu") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
-		time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+		time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 		near(t, map[string]float64{"eu": 10, "ap": 495, "us": 495}, w.rates())
 	})
 }
@@ -130,7 +128,7 @@ func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 		_, err := operator.put(t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
 		require.NoError(t, err)
 		lost := w.servers["eu"]
-		w.set0(func() { delete(w.servers, "eu") }) // gone for good, as the operator says
+		w.set0(func() { delete(w.servers, "eu") }) // lost for good, as the operator declares
 		time.Sleep(3 * time.Second)
 		near(t, map[string]float64{"ap": 500, "us": 500}, w.rates())
 		s, _, err := readStatus(t.Context(), operator)
@@ -138,7 +136,7 @@ func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 		require.Equal(t, "alice", s.Pools[0].Regions[1].Fenced.Operator)
 		require.Zero(t, s.Pools[0].Regions[1].Claimed)
 
-		// It comes back empty, and stays at nothing until the fence is lifted.
+		// The server comes back empty, and the region's rate stays 0 until the fence is lifted.
 		w.set0(func() {
 			w.servers["eu"] = newSimRedis("eu", 0)
 			w.servers["eu"].taken = lost.taken
@@ -197,7 +195,7 @@ func TestAStoppedClockVoidsTheGrant(t *testing.T) {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
 		era := w.servers["us"].bucket.Control.Era
-		for range 300 { // at seven tenths of its speed
+		for range 300 { // the clock runs at seven tenths of its speed
 			time.Sleep(10 * time.Millisecond)
 			w.set0(func() { w.servers["us"].skew -= 3 * time.Millisecond })
 		}
@@ -208,9 +206,9 @@ func TestAStoppedClockVoidsTheGrant(t *testing.T) {
 	})
 }
 
-// While a server takes no writes its clock is set back, by less than it takes none: the script can't see that, and the
-// region's grant would outlast its end by as much. Both agents have seen it when the server takes writes again. That
-// agents let it pass then had 1.8 of R in force.
+// A server's clock is set back by 6 s while the server refuses writes for 7 s. The script can't detect this, and the
+// region's grant would last 6 s too long. Both agents of the region have detected it when the server accepts writes
+// again. When agents ignored it then, 1.8 times the rate was in force.
 func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.demands(map[string]float64{"ap": 20, "eu": 20, "us": 5000})
@@ -235,8 +233,8 @@ func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) 
 	})
 }
 
-// While etcd is unavailable a region's replicas are restarted, and then its Redis restarts empty: the region has its
-// floor, by the terms that the new replicas have read from Redis.
+// While etcd is unavailable, a region's replicas are restarted, and then its Redis restarts empty. The region has its
+// floor, because the new replicas have read the terms from Redis before.
 func TestARegionThatLosesItsBucketWithoutEtcdHasItsFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.set0(func() { w.etcdDown = true })

@@ -7,9 +7,9 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A region has nearly everything and is cut off. Time daemons slew its Redis' clock by as much as they may, and the
-// clock of each process in the other direction. No other region gets its share before its grant has ended on the slow
-// clock.
+// A region has nearly all of the rate and is cut off. Time daemons slew the clock of its Redis as much as they can, and
+// the clocks of all processes in the other direction. No other region gets its share before its grant has ended on the
+// slow clock.
 func TestClocksThatAreSlewedGiveNothingAwayTwice(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+4; seed++ {
@@ -35,7 +35,7 @@ func TestClocksThatAreSlewedGiveNothingAwayTwice(t *testing.T) {
 	}
 }
 
-// A clock that runs fast credits too much. That is reported, and is no reason to begin a new era.
+// A clock that runs fast credits too much. The agent reports this, and does not begin a new era.
 func TestAClockThatRunsFastIsReported(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.slews("eu", 0.05, 0)

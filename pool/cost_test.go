@@ -9,9 +9,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// BenchmarkCoordinatorPeriod is the work of a coordinator in one period, without the network: regions report on 1000
-// pools, one after the other, with demands that have nothing to do with those before, and get grants. The period being
-// 1 s, ns/op over 10⁹ is the part of a core that it takes, and the bytes are those written to etcd per second.
+// BenchmarkCoordinatorPeriod measures the work of a coordinator in one report period, without the network. The regions
+// report on 1000 pools, one region after the other, with new random demands, and get grants. A period is 1 s. So ns/op
+// divided by 10⁹ is the part of a core that a coordinator needs, and the bytes are those written to etcd per second.
 func BenchmarkCoordinatorPeriod(b *testing.B) {
 	for _, regions := range []int{20, 50} {
 		b.Run(fmt.Sprintf("%d regions", regions), func(b *testing.B) { coordinatorPeriod(b, regions) })
@@ -37,7 +37,7 @@ func coordinatorPeriod(b *testing.B, regions int) {
 	size, reported := 0, 0
 	b.ReportAllocs()
 	for b.Loop() {
-		b.StopTimer() // what agents do
+		b.StopTimer() // the work of agents isn't measured
 		now = now.Add(time.Second)
 		reports := make([]string, regions)
 		reported = 0
@@ -63,7 +63,7 @@ func coordinatorPeriod(b *testing.B, regions int) {
 				b.Fatal(err)
 			}
 		}
-		t.plan(now) // with so much to do, the pace is down to one round a period
+		t.plan(now) // once a period, since a coordinator with this much work makes one round a period
 		size = 0
 		for region := range t.dirty {
 			w, _ := t.write(region)

@@ -66,8 +66,8 @@ func (w *world) single(region string) {
 	})
 }
 
-// move gives a region's processes another server, and after a while its consumers, as an operator does who moves the
-// replicas first. The old one is shut down then.
+// move moves a region to another server, as an operator does who moves the replicas first. The region's processes move
+// at once, and its consumers move after some time. Then the old server is shut down.
 func (w *world) move(region string, after time.Duration) {
 	w.double(region, 0)
 	w.stopProcs(region)
@@ -121,21 +121,21 @@ func (w *world) statusOf(region string) RegionStatus {
 	return regions[slices.IndexFunc(regions, func(r RegionStatus) bool { return r.Region == region })]
 }
 
-// A region's Redis is moved, the replicas first: both servers together have no more than the region's share and floor,
-// and the region has its share again once the grants of the old one have ended.
+// A region's Redis is moved, the replicas first. Both servers together never have more than the region's share and
+// floor. The region has its share again once the grants of the old server have ended.
 func TestARegionsServerThatIsMovedAddsAtMostItsFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for _, region := range []string{"eu", "us", "ap"} {
 			w.move(region, time.Duration(w.rng.Int64N(int64(hold(w.timing.Lease)))))
-			time.Sleep(hold(w.timing.Lease) + 3*simTTL) // the coordinator may have been of the region
+			time.Sleep(hold(w.timing.Lease) + 3*simTTL) // the coordinator may have been a process of the region
 			near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
 			require.False(t, w.statusOf(region).OtherServer)
 		}
 	})
 }
 
-// A replica that has never reported finds the era that a fail-over began, having seen the one before: the region has
-// its share back as soon as when the reporter finds it.
+// A fail-over begins a new era. A replica that has never reported is the first to find this era, and it has read the
+// era before. The region has its share back as soon as if the reporter had found the new era.
 func TestEveryReplicaThatHasSeenAnEraVouchesForTheNext(t *testing.T) {
 	l, timing := newLedger("payments"), DefaultTiming()
 	now := time.Now()

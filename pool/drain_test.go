@@ -12,7 +12,7 @@ import (
 
 const drainRecord = `{"operator":"alice","drain":true}`
 
-// declares has an operator write a fence of a region; an empty one is lifted.
+// declares writes a fence of a region, as an operator does. An empty fence lifts it.
 func (w *world) declares(region, fence string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -21,7 +21,8 @@ func (w *world) declares(region, fence string) {
 	w.record("fence of %s: %q", region, fence)
 }
 
-// withFences returns a snapshot with the present fences, as an operator corrects them after a restore of etcd.
+// withFences returns a copy of a snapshot that has the present fences. So an operator would correct the fences after a
+// restore of etcd.
 func (w *world) withFences(s snapshot) snapshot {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -36,7 +37,7 @@ func (w *world) withFences(s snapshot) snapshot {
 	return s
 }
 
-// until waits until the rates in force are those wanted, or for a minute, and returns how long that took.
+// until waits until the rates in force are want, but for at most a minute. It returns the time that it waited.
 func (w *world) until(want map[string]float64) time.Duration {
 	began := time.Now()
 	for time.Since(began) < time.Minute {
@@ -92,7 +93,7 @@ func TestADrainedRegionMakesRoomWithoutWaitingForALease(t *testing.T) {
 	t.Logf("REFILLER_SEED=%d: the others have it all after %s at most", first, longest)
 }
 
-// A region that can't read its drain keeps what it may be using: its grant until that ends, and its floor.
+// A region that can't read its drain keeps its floor, and its grant until the grant ends.
 func TestAnUnacknowledgedDrainFreesNoFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		for _, p := range w.of("eu") {
@@ -101,7 +102,7 @@ func TestAnUnacknowledgedDrainFreesNoFloor(t *testing.T) {
 		w.declares("eu", drainRecord)
 		time.Sleep(3 * time.Second)
 		near(t, map[string]float64{"eu": 500}, w.rates())
-		time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+		time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 		near(t, map[string]float64{"ap": 450, "eu": 100, "us": 450}, w.rates())
 		require.False(t, w.status().Regions[1].Idle())
 		for _, p := range w.of("eu") {
@@ -111,7 +112,8 @@ func TestAnUnacknowledgedDrainFreesNoFloor(t *testing.T) {
 	})
 }
 
-// A region was drained and others have its share and its floor; one of them is cut off, and etcd forgets all that.
+// A region was drained, and the others have its share and its floor. Then one of the others is cut off, and etcd is
+// restored or emptied, so that it has lost the drain and the shares.
 func TestAnEtcdThatForgetsADrainGivesNothingAwayTwice(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for name, forget := range map[string]func(w *world, s snapshot){
@@ -202,7 +204,7 @@ func TestARealRegionIsDrainedWithinThreeSeconds(t *testing.T) {
 
 	left := func() bool { return rate(eu) == 0 && rate(ap)+rate(us) > 995 }
 	var took []time.Duration
-	for range 3 { // others may have the machine for a while
+	for range 3 { // other programs may use the machine for a while
 		began := time.Now()
 		require.NoError(t, fence(true))
 		require.Eventually(t, left, 30*time.Second, 5*time.Millisecond)

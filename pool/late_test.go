@@ -7,7 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A share that is written when there is none, and given up, doesn't come back once a later one has been removed.
+// A coordinator gives up a write that creates a share. A later write creates the share, and a third one removes it.
+// Then the first write arrives late. It must not create the share again.
 func TestAWriteThatWasGivenUpNeverFollowsALaterOne(t *testing.T) {
 	for name, meanwhile := range map[string]func(w *world){
 		"TheEpochIsRecorded": func(*world) {},

@@ -12,12 +12,12 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// ownBucket returns a bucket of no pool, with the whole rate of the pool that it is to become.
+// ownBucket returns the policy of an ordinary bucket with the rate and the capacity of the pool.
 func ownBucket() *policy.Policy {
 	return &policy.Policy{Capacity: 3000, Rate: policy.PerSecond(1000), Interval: simInterval}
 }
 
-// plainly makes every region's bucket its own, and lifts the bound for the time being.
+// plainly makes every region's bucket an ordinary one, which belongs to no pool. It lifts the bounds until bounded.
 func (w *world) plainly(version int64) {
 	w.set0(func() { w.limit, w.stock = 1e9, 1e9 })
 	for _, r := range w.pool.Regions {
@@ -25,7 +25,7 @@ func (w *world) plainly(version int64) {
 	}
 }
 
-// bounded puts the pool's bound in force.
+// bounded puts the pool's bounds in force.
 func (w *world) bounded() {
 	w.set0(func() {
 		w.limit = 1000
@@ -35,7 +35,7 @@ func (w *world) bounded() {
 	})
 }
 
-// taken returns what all regions' consumers have taken.
+// taken returns the number of tokens that the consumers of all regions have taken.
 func (w *world) taken() (n int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -59,7 +59,8 @@ func requireSafe(t *testing.T, o outcome) {
 }
 
 // Three buckets of 1000/s and version 7 become a pool of 1000/s and 3000 tokens. Once they belong to the pool, at most
-// 13,000 tokens are taken in ten seconds, and one more for rounding. Regions that ignored every grant took 39,000.
+// 13,000 tokens are taken in ten seconds, and one more for rounding. When the regions ignored all grants, they took
+// 39,000.
 func TestPlainBucketsThatBecomeAPoolStayWithinItsRateAndCapacity(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.plainly(7)
@@ -79,7 +80,8 @@ func TestPlainBucketsThatBecomeAPoolStayWithinItsRateAndCapacity(t *testing.T) {
 	requireSafe(t, o)
 }
 
-// A region that hasn't switched yet has a rate of its own: the others live on their floors until it has, or is fenced.
+// A region that hasn't switched to the pool yet has a rate of its own. The others have only their floors until it has
+// switched or is fenced.
 func TestAPoolOpensWhenEveryRegionHasAcknowledgedIt(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.plainly(7)
@@ -182,7 +184,8 @@ func (w *world) snapshot() snapshot {
 	return snapshot{maps.Clone(w.keys), slices.Clone(w.history), w.revision}
 }
 
-// restoreEtcd puts a snapshot in place, its revisions higher by bump. A watch of later revisions stays silent.
+// restoreEtcd restores etcd from a snapshot, and raises its revision by bump. A watch from a later revision then stays
+// silent.
 func (w *world) restoreEtcd(s snapshot, bump int64) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -191,7 +194,7 @@ func (w *world) restoreEtcd(s snapshot, bump int64) {
 	w.history = slices.Clone(s.history)
 	w.created, w.lastFence = map[string]int64{}, map[string]policy.Fence{}
 	w.compacted = 0
-	if bump > 0 { // as with --mark-compacted
+	if bump > 0 { // as etcdutl does with --mark-compacted
 		w.compacted, w.history = w.revision, nil
 	}
 	w.record("etcd is restored at revision %d", w.revision)
@@ -209,7 +212,7 @@ func (w *world) wipe() {
 	w.record("etcd is wiped")
 }
 
-// A region has nearly everything, and is cut off; etcd forgets that it has.
+// A region has nearly all of the rate and is cut off. Then etcd is restored or emptied, so that it has lost the grant.
 func TestAnEtcdThatForgetsGrantsGivesNothingAwayTwice(t *testing.T) {
 	for name, forget := range map[string]func(w *world, s snapshot){
 		"Restored":       func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
@@ -244,8 +247,8 @@ func TestAnEtcdThatForgetsGrantsGivesNothingAwayTwice(t *testing.T) {
 	}
 }
 
-// Capacity has moved from one region to another, which is cut off; an etcd that goes back to the time before doesn't
-// give it back to the former.
+// Capacity has moved from one region to another one, which is cut off. Then etcd is restored to its state before the
+// move. It must not give the capacity to the first region again.
 func TestAnEtcdThatForgetsWhereCapacityWentGivesNoneAwayTwice(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+4; seed++ {
@@ -282,7 +285,7 @@ func TestAnEtcdThatForgetsWhereCapacityWentGivesNoneAwayTwice(t *testing.T) {
 	}
 }
 
-// A region whose Redis can be read but not written keeps its share from the others for a while, not for good.
+// A region whose Redis can be read but not written keeps its share for a while. Then the others get it.
 func TestARegionThatCannotApplyItsGrantsStrandsNoShare(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
@@ -359,7 +362,7 @@ func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
 		for _, p := range w.of("eu") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
-		w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) // it lives, unlike what the operator declares
+		w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) // eu is alive, although the operator declares that it is not
 		w.declares("eu", `{"operator":"alice"}`)
 		time.Sleep(5 * time.Second)
 		without := w.pool
@@ -367,7 +370,7 @@ func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
 		for _, p := range append(w.of("ap"), w.of("us")...) {
 			require.NoError(w.t, p.agent.Update(Settings{Version: 2, Pools: []Pool{without}}))
 		}
-		time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+		time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 		near(w.t, map[string]float64{"ap": 500, "eu": 100, "us": 500}, w.rates())
 		require.Len(w.t, w.status().Regions, 2)
 		for _, p := range w.of("eu") {
@@ -413,7 +416,8 @@ func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
 	require.InDelta(t, 11e-6*float64(l.unit.per), a.demand.units(l.unit.total), 1, "ten were taken")
 }
 
-// operate is one of the faults that operators make. What isn't over at once is put right by what it hands to later.
+// operate makes a random fault of those that operators make. If the fault lasts, operate passes a function to later
+// that ends it.
 func (w *world) operate(region string, later func(heal func())) {
 	switch w.rng.IntN(13) {
 	case 0, 1: // etcd is restored from a backup of a while ago
@@ -429,7 +433,7 @@ func (w *world) operate(region string, later func(heal func())) {
 	case 4: // another client writes an unreadable record
 		w.tamper(shareKeys+region, func(string) (string, bool) { return "later", false })
 		later(func() { w.tamper(shareKeys+region, func(string) (string, bool) { return "", true }) })
-	case 5: // a process with an old file starts, and goes
+	case 5: // a process with an old file starts, and is killed later
 		old := w.startOutdated(region)
 		later(old.kill)
 	case 6: // a later file with other floors
@@ -441,7 +445,7 @@ func (w *world) operate(region string, later func(heal func())) {
 			}
 		})
 		w.recordf("floors are %v", floors)
-	case 7: // a region is to be left
+	case 7: // a region is drained
 		w.declares(region, drainRecord)
 		later(func() { w.declares(region, "") })
 	case 8:
@@ -506,7 +510,7 @@ func (w *world) endPool() {
 	}
 }
 
-// startOutdated starts a process whose file is of version 0, with other floors.
+// startOutdated starts a process whose file has version 0 and other floors.
 func (w *world) startOutdated(region string) *proc {
 	w.recordf("a process of %s starts with an old file", region)
 	w.mu.Lock()

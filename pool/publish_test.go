@@ -12,9 +12,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// smallEtcd is a registry that refuses what etcd would: more than 1.5 MiB in a request.
+// smallEtcd is a registry that refuses requests of more than 1.5 MiB, as etcd does.
 type smallEtcd struct {
-	registry // the rest isn't called
+	registry // the other methods aren't called
 	shares   map[string]string
 }
 
@@ -81,7 +81,7 @@ func TestUnacknowledgedOffersAreMergedAcrossUnits(t *testing.T) {
 	require.LessOrEqual(t, claimed.rate, most.rate+6, "but for the rounding of a conversion for each change of the unit")
 }
 
-// A coordinator that begins after a pool was removed counts what the regions may still be using of it.
+// A coordinator begins after a pool was removed. It still counts the rates of the pool that the regions may be using.
 func TestTheClaimOfARemovedPoolIsCounted(t *testing.T) {
 	t.Parallel()
 	terms := termsOf(7, 3, 100, 1_000_000, time.Second)

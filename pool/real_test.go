@@ -24,8 +24,8 @@ import (
 
 const testPrefix = "/refiller/pools"
 
-// area is a region with a real Redis: a refiller, an agent and a candidate, all
-// of which reach etcd through one proxy.
+// area is a region with a real Redis. It has a refiller, an agent and a candidate for coordinator, which reach etcd
+// through one proxy.
 type area struct {
 	name  string
 	redis *testenv.RedisServer
@@ -98,7 +98,7 @@ func realPools(t *testing.T, p Pool) (map[string]*area, *testenv.EtcdCluster) {
 	return areas, etcd
 }
 
-// consume takes what the region wants, ten times a second.
+// consume takes tokens at the rate that the region wants, in a burst every 50 ms.
 func (a *area) consume(ctx context.Context, key string) {
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
@@ -128,7 +128,7 @@ func (a *area) want(n float64) {
 	a.demand = n
 }
 
-// rate returns what is in force in the region's Redis, in tokens per second.
+// rate returns the rate in force in the region's Redis, in tokens per second.
 func (a *area) rate(t require.TestingT, key string) float64 {
 	p, err := lua.Peek(context.Background(), a.rdb, key, 1)
 	if err != nil || p.Terms == nil {
@@ -141,8 +141,8 @@ func (a *area) rate(t require.TestingT, key string) float64 {
 	return float64(n) * 1e6 / float64(p.Terms.Per)
 }
 
-// watchSum asserts I1 until the returned function is called. The rates are read one after the other, so it compares
-// only rates that are equal in two readings.
+// watchSum asserts until stop is called that the rates in force together are at most limit. It reads the rates one
+// after the other, so it adds only rates that are equal in two readings.
 func watchSum(t *testing.T, areas map[string]*area, key string, limit float64) (stop func()) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
@@ -215,7 +215,7 @@ func TestPoolOverRealServers(t *testing.T) {
 	eventually("ap gets what us had", 30*time.Second, func() bool { return rate(ap) > 700 })
 	before, err := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket, error(nil)
 	require.NoError(t, err)
-	time.Sleep(3 * time.Second) // the span over which the floor is measured
+	time.Sleep(3 * time.Second) // measure the floor over this time
 	after := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket
 	seconds := float64(after.Now-before.Now) / 1e6
 	require.InDelta(t, 50, float64(after.Added-before.Added)/seconds, 15,
@@ -236,9 +236,9 @@ func TestPoolOverRealServers(t *testing.T) {
 		return leader != nil
 	})
 	epoch := leader.coord.Stats().Epoch
-	leader.proxy.Cut() // neither its resignation nor its agent gets through
+	leader.proxy.Cut() // cut its resignation and its agent off
 	leader.stop()
-	time.Sleep(200 * time.Millisecond) // lets it stop for good before its agent is back
+	time.Sleep(200 * time.Millisecond) // so that it has stopped before its agent is connected again
 	require.NoError(t, leader.proxy.Heal())
 	lowest := map[string]float64{}
 	eventually("another one leads", 30*time.Second, func() bool {

@@ -12,7 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// Grants share script calls, which the server refuses as a whole if one of the buckets is forbidden.
+// Several grants are sent in one script call. The server refuses the whole call if one of the buckets is forbidden. The
+// other grants must get through.
 func TestABucketThatIsRefusedHoldsUpNoOtherGrants(t *testing.T) {
 	t.Parallel()
 	for name, spoil := range map[string]func(t *testing.T, admin *redis.Client){

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// cutEtcd cuts a region off from etcd, and mendEtcd ends that.
+// cutEtcd cuts a region off from etcd until mendEtcd is called.
 func (w *world) cutEtcd(region string) {
 	for _, p := range w.of(region) {
 		p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
@@ -31,7 +31,7 @@ func (w *world) has(region string, version int64, pools ...Pool) {
 	}
 }
 
-// ownHalf gives a region's processes a file in which the bucket is of no pool and has half of the pool's rate.
+// ownHalf gives a region's processes a file in which the bucket is an ordinary one with half of the pool's rate.
 func (w *world) ownHalf(region string, version int64) {
 	half := ownBucket()
 	half.Rate = policy.PerSecond(500)
@@ -41,22 +41,23 @@ func (w *world) ownHalf(region string, version int64) {
 	}
 }
 
-// unbounded lifts the bounds until bounded, while buckets are of no pool.
+// unbounded lifts the bounds until bounded is called. The bounds don't apply to buckets that belong to no pool.
 func (w *world) unbounded() { w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) }
 
-// withdrawn cuts eu off and takes the pool out of all files: each region has half the rate now, of its own.
+// withdrawn cuts eu off and removes the pool from the files of the regions. Each of them then has an ordinary bucket
+// with half of the pool's rate.
 func (w *world) withdrawn(regions ...string) {
 	w.cutEtcd("eu")
-	time.Sleep(25 * time.Second) // the coordinator may be cut off, too
+	time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 	w.unbounded()
-	w.set0(func() { w.slack += 3000 }) // what eu has is its own
+	w.set0(func() { w.slack += 3000 }) // the capacity of eu's ordinary bucket
 	for _, r := range regions {
 		w.ownHalf(r, 2)
 	}
 }
 
-// A pool that is ended and begins again doesn't take a region that is cut off for one that is in it: the region has a
-// bucket of its own by then, and half of the rate.
+// A pool ends and begins again while a region is cut off. By then that region has an ordinary bucket with half of the
+// rate, so the coordinator must not count it as a member of the pool.
 func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"InOneTerm":         func(*world) { time.Sleep(5 * time.Second) },
@@ -85,7 +86,7 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 				require.Equal(t, []string{"eu"}, w.status().Waits)
 				w.has("eu", 3, w.pool)
 				w.mendEtcd("eu")
-				// Its demand is known from scratch, and doubles with each report: that takes 3 s to 8 s.
+				// The demand of eu is measured anew, and at most doubles with each report. This needs 3 s to 8 s.
 				took := w.until(map[string]float64{"ap": 250, "eu": 500, "us": 250})
 				require.Less(t, took, 15*time.Second)
 				require.True(t, w.status().Open)
@@ -95,7 +96,8 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 	}
 }
 
-// A region that leaves a pool and comes back into it while it is cut off counts for its part by weight, as a new one.
+// A region leaves a pool and joins it again while it is cut off. It counts as a new region, for which its part by
+// weight is reserved.
 func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"InOneTerm": func(*world) { time.Sleep(5 * time.Second) },
@@ -128,8 +130,8 @@ func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 	}
 }
 
-// One region has brought later settings, in which its floor is higher, and is cut off when etcd is restored from before
-// them: the others bring them again, which they have seen.
+// One region has written later settings, in which its floor is higher, and is cut off. Then etcd is restored to its
+// state before these settings. The other regions have read the settings and write them again.
 func TestForgottenSettingsComeBackFromRegionsThatKnowThem(t *testing.T) {
 	for name, forget := range map[string]func(w *world, s snapshot){
 		"Restored":       func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
@@ -159,7 +161,7 @@ func TestForgottenSettingsComeBackFromRegionsThatKnowThem(t *testing.T) {
 	}
 }
 
-// A report that comes late shows what was acknowledged before the pool ended.
+// A late report acknowledges terms of the pool that has ended. It must not open the pool that has begun since.
 func TestAnAcknowledgementFromBeforeThePoolEndedOpensNothing(t *testing.T) {
 	p := simPool("payments")
 	l := newLedger("payments")

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// atRest does something with the files of an etcd that is stopped meanwhile.
+// atRest stops a member of etcd, calls do with the directory of its data, and starts it again.
 func atRest(t *testing.T, m *testenv.EtcdMember, do func(data string) error) {
 	t.Helper()
 	m.Stop()
@@ -20,8 +20,8 @@ func atRest(t *testing.T, m *testenv.EtcdMember, do func(data string) error) {
 	m.Restart()
 }
 
-// An etcd is restored to its state before a region that is cut off got nearly everything. No other region gets that
-// rate, and everything is shared again soon after the region is back.
+// A region gets nearly all of the rate and is cut off. Then etcd is restored to its state before that. No other region
+// gets the region's rate, and all of the rate is shared again soon after the region is back.
 func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	t.Parallel()
 	p := realPool()
@@ -60,8 +60,8 @@ func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	eventually("us is served again", func() bool { return rate(us) > 200 && sum() > 990 })
 }
 
-// A region has acknowledged a floor of 60/s to a coordinator, is now cut off, and a restored etcd has lost these
-// records. The region is known to have had 50/s, and no other region gets the difference.
+// A region has acknowledged a floor of 60/s and is now cut off. A restored etcd has lost the records of this, and shows
+// a floor of 50/s. No other region gets the difference.
 func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")
@@ -79,8 +79,8 @@ func TestTheFloorOfASilentRegionIsReservedWhateverItsRecordsSay(t *testing.T) {
 	require.Equal(t, 1000*perSecond-60*perSecond-20*perSecond, free)
 }
 
-// Etcd was restored, so that eu's record is of a grant that it no longer had when us got its own, and there is another
-// coordinator since: eu isn't offered anew what us may be using.
+// Etcd was restored. Its record of eu is a grant that eu no longer had when us got its grant. Then there is a new
+// coordinator. It must not offer eu the rate that us may be using.
 func TestRecordsAboveTheRateGiveNoRegionMore(t *testing.T) {
 	t.Parallel()
 	l := newLedger("payments")
@@ -116,8 +116,8 @@ func TestRecordsAboveTheRateGiveNoRegionMore(t *testing.T) {
 	require.Equal(t, 100*perSecond, l.accounts["eu"].newest().GrantTokens)
 }
 
-// The settings lower the floor of a region that may have acknowledged the higher one to a coordinator of which a
-// restored etcd has lost the records.
+// The settings lower the floor of a region. The region may have acknowledged the higher floor to a coordinator whose
+// records a restored etcd has lost. So the higher floor stays reserved until the region reports.
 func TestTheFloorOfASilentRegionIsReservedUntilItReports(t *testing.T) {
 	t.Parallel()
 	p := Pool{Name: "payments", Rate: policy.PerSecond(1000), Capacity: 3000, Regions: []Region{
@@ -138,8 +138,8 @@ func TestTheFloorOfASilentRegionIsReservedUntilItReports(t *testing.T) {
 	require.EqualValues(t, 970, free())
 }
 
-// A region holds a grant that a restored etcd has lost, and is cut off. Other regions show such grants to the first
-// coordinator, and no longer to its successor, which must know of them all the same.
+// A region holds a grant that a restored etcd has lost, and is cut off. The tickets of other regions show such grants
+// to the first coordinator, but no longer to its successor. The successor must still wait for these grants.
 func TestASuccessorStillWaitsForGrantsThatARestoredEtcdLost(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+6; seed++ {
@@ -161,7 +161,8 @@ func TestASuccessorStillWaitsForGrantsThatARestoredEtcdLost(t *testing.T) {
 	}
 }
 
-// An etcd is restored while every region is cut off, and its revisions pass those that were seen before one is back.
+// An etcd is restored while every region is cut off. When the first region is back, the revisions are already higher
+// than before the restore. So no watch and no write reveals the restore.
 func TestForgottenSettingsComeBackWithoutAnEvent(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
@@ -177,7 +178,7 @@ func TestForgottenSettingsComeBackWithoutAnEvent(t *testing.T) {
 		time.Sleep(time.Second)
 		w.restoreEtcd(ended, 1_000_000)
 		w.mu.Lock()
-		w.compacted = 0 // nor does a compaction
+		w.compacted = 0 // a compaction doesn't reveal the restore either
 		w.mu.Unlock()
 		for _, p := range w.of("") {
 			p.set(func() { p.etcd = fault{} })

@@ -9,8 +9,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// loseHome has eu and the etcd of this world fail, and moves the other regions to another etcd, where eu is fenced. It
-// returns the world of that etcd.
+// loseHome makes eu and the etcd of this world fail. It moves the other regions to another etcd, in which eu is fenced,
+// and returns the world of that etcd.
 func (w *world) loseHome() *world {
 	w.set0(func() { w.etcdDown, w.servers["eu"].down = true, true })
 	for _, p := range w.of("") {
@@ -23,7 +23,7 @@ func (w *world) loseHome() *world {
 		}
 	}
 	time.Sleep(5 * time.Second)
-	w.set0(func() { w.extra, w.slack = 100, 2000 }) // what the region may use that is fenced
+	w.set0(func() { w.extra, w.slack = 100, 2000 }) // the tokens that the fenced region may use
 	_, err := other.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
 	require.NoError(w.t, err)
 	time.Sleep(40 * time.Second)
@@ -38,8 +38,9 @@ func (w *world) homeReturns() {
 	w.startProc("eu", "eu-back1")
 }
 
-// A region was lost with its etcd and fenced, and the others use another etcd now. When it comes back with the old one,
-// it gets its floor from it, whichever replica coordinates, until it is configured with the other one.
+// A region was lost together with its etcd. The other regions use another etcd now, in which the region is fenced. Then
+// the region comes back with the old etcd. It has its floor, whichever replica coordinates, until it is configured with
+// the new etcd.
 func TestAnOldEtcdThatComesBackLendsNothing(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"WithItsRedis": func(*world) {},

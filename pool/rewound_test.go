@@ -11,7 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// interleaved is a registry of which more is read while a report is being written.
+// interleaved is a registry whose put calls meantime before it returns, so that more is read while a report is written.
 type interleaved struct {
 	registry
 	revision int64 // the revision that the write makes
@@ -57,7 +57,7 @@ func TestASharesTransactionAtARevisionSeenBeforeItEndsTheSession(t *testing.T) {
 	}
 }
 
-// An etcd that accepts connections and answers nothing is reported once, not at every attempt to read it.
+// An etcd that accepts connections and never answers is logged once, not at every attempt to read it.
 func TestASilentEtcdIsReportedOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var out strings.Builder

@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A replica whose user may not write shares is no candidate for coordinator until it may.
+// A replica whose user may not write shares does not become a candidate for coordinator before its user may.
 func TestAReplicaWithoutRightsIsNoCandidate(t *testing.T) {
 	t.Parallel()
 	ctx, etcd := t.Context(), testenv.Etcd(t, 1)

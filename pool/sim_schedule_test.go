@@ -15,22 +15,22 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// outcome is how a schedule went.
+// outcome is the result of a schedule.
 type outcome struct {
 	violation string
 	worst     float64
 	worstI2   float64
 	events    []string
 	rates     map[string]float64 // at the end, on average
-	granted   float64            // their sum at its best; rates on their way between two regions belong to neither
+	granted   float64            // highest sum of the rates, since a rate that moves is in no region for a while
 	allocated map[string]float64
 }
 
-// randomSchedule lives through random faults and demands for about a minute and
-// a half, then heals everything and waits until all must be well.
+// randomSchedule makes random faults and demands for about a minute and a half. Then it ends all faults and waits until
+// everything must work again.
 func randomSchedule(w *world) { schedule(w, false) }
 
-// operatedSchedule is a random one with operators' faults among the others.
+// operatedSchedule is like randomSchedule, but operators make faults, too.
 func operatedSchedule(w *world) { schedule(w, true) }
 
 func schedule(w *world, operators bool) {
@@ -165,13 +165,13 @@ func schedule(w *world, operators bool) {
 			s.down, s.full = false, false
 		}
 	})
-	for _, r := range regions { // a restored one, perhaps
+	for _, r := range regions { // a restore of etcd may have brought back an unreadable share
 		if _, err := decodeShare(w.value(shareKeys + r)); err != nil {
 			w.tamper(shareKeys+r, func(string) (string, bool) { return "", true })
 		}
 	}
 	shift()
-	// Old demand is forgotten, and a coordinator that may follow a restore has waited before it gives anybody more.
+	// Afterwards old demand is forgotten. If etcd was restored, the coordinator has waited before it gives regions more.
 	time.Sleep(w.timing.Lease + 2*w.timing.Report + 58*time.Second)
 }
 
@@ -228,7 +228,7 @@ func live(t *testing.T, seed uint64, s sabotage, schedule func(w *world)) (o out
 	return o
 }
 
-// schedules returns how many random schedules a test lives through: REFILLER_SCHEDULES or the number given.
+// schedules returns the number of random schedules that a test runs: REFILLER_SCHEDULES, or otherwise if it isn't set.
 func schedules(t *testing.T, otherwise int) int {
 	if v := os.Getenv("REFILLER_SCHEDULES"); v != "" {
 		n, err := strconv.Atoi(v)
@@ -238,7 +238,8 @@ func schedules(t *testing.T, otherwise int) int {
 	return otherwise
 }
 
-// checkEnd asserts I7 and I3 at the end of a schedule.
+// checkEnd asserts I7 at the end of a schedule: nearly the whole rate is granted, and each region gets its fair part of
+// it. It returns the violation, or "".
 func (o outcome) checkEnd() string {
 	if o.granted < 990 { // one step of the dead band may be under way
 		return "I7: only " + strconv.FormatFloat(o.granted, 'f', 1, 64) + " of 1000 is granted"
@@ -279,8 +280,7 @@ func liveThrough(t *testing.T, schedule func(w *world)) {
 		n, first, worst, worstI2)
 }
 
-// Each mechanism is needed: without it, some of the same schedules break the
-// bound.
+// TestEachMechanismIsNeeded shows for each mechanism that a schedule breaks a bound without it, and doesn't with it.
 func TestEachMechanismIsNeeded(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for name, test := range map[string]struct {
@@ -296,8 +296,8 @@ func TestEachMechanismIsNeeded(t *testing.T) {
 		"ForeignHistory":      {sabotage{hideForeign: true}, restoreWhileCutOff},
 	} {
 		t.Run(name, func(t *testing.T) {
-			// A schedule meets the moment that needs the mechanism in one of four
-			// runs or more: 40 runs leave nothing to chance.
+			// At least one of four runs of a schedule reaches the moment in which the mechanism is needed. So 40 runs
+			// practically always reach it.
 			for seed := first; seed < first+40; seed++ {
 				o := live(t, seed, test.sabotage, test.schedule)
 				if !strings.HasPrefix(o.violation, "I1") && !strings.HasPrefix(o.violation, "I2") {
@@ -314,8 +314,7 @@ func TestEachMechanismIsNeeded(t *testing.T) {
 	}
 }
 
-// cutOffWhileDemandMoves lets one region have almost everything, cuts it off and
-// moves the demand away.
+// cutOffWhileDemandMoves lets one region get almost all of the rate and cuts it off. Then the other regions want more.
 func cutOffWhileDemandMoves(w *world) {
 	w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
 	time.Sleep(time.Duration(15+w.rng.IntN(5)) * time.Second)
@@ -349,7 +348,8 @@ func pauseBetweenPlanAndWrite(w *world) {
 			q.set(func() { q.etcd = fault{noRequest: true, noReply: true} })
 		}
 		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
-		for began := time.Now(); w.whoLeads() == p && time.Since(began) < 4*simTTL; { // unless it had nothing to write
+		// Wait for the successor. There is none if the coordinator had nothing to write and wasn't paused.
+		for began := time.Now(); w.whoLeads() == p && time.Since(began) < 4*simTTL; {
 			time.Sleep(10 * time.Millisecond)
 		}
 		time.Sleep(w.timing.fresh() + time.Duration(w.rng.Int64N(int64(time.Second))))
@@ -362,8 +362,8 @@ func pauseBetweenPlanAndWrite(w *world) {
 	}
 }
 
-// failOverAfterShrinking fails over just after a region has acknowledged less,
-// to a replica that remembers more.
+// failOverAfterShrinking makes a region's Redis fail over just after the region has acknowledged a smaller rate. The
+// replica may still have the larger one.
 func failOverAfterShrinking(w *world) {
 	for range 8 {
 		w.demands(map[string]float64{"ap": 1500, "eu": 0, "us": 0})
@@ -375,11 +375,11 @@ func failOverAfterShrinking(w *world) {
 	}
 }
 
-// oneRegionStaysPlain has one region keep a bucket of its own, with half the rate, where the others have the pool.
+// oneRegionStaysPlain gives one region an ordinary bucket with half of the pool's rate, while the others have the pool.
 func oneRegionStaysPlain(w *world) {
 	half := ownBucket()
 	half.Rate = policy.PerSecond(500)
-	w.set0(func() { w.slack += 3000 }) // the bucket's capacity is its own, too
+	w.set0(func() { w.slack += 3000 }) // the capacity of the ordinary bucket
 	w.deploy("eu", simFile{version: 7, plain: half})
 	for _, p := range w.of("eu") {
 		p.set(func() { p.terms = nil })
@@ -388,8 +388,8 @@ func oneRegionStaysPlain(w *world) {
 	time.Sleep(30 * time.Second)
 }
 
-// restoreWhileCutOff restores etcd from a time before a region that is cut off got nearly everything. Grants of that
-// time have not ended, so the pool stays open.
+// restoreWhileCutOff lets a region get nearly all of the rate and cuts it off. Then it restores etcd to its state
+// before that. The grants in that state have not ended, so the pool stays open.
 func restoreWhileCutOff(w *world) {
 	w.demands(map[string]float64{"ap": 5000, "eu": 0, "us": 0})
 	time.Sleep(15 * time.Second)
@@ -404,7 +404,7 @@ func restoreWhileCutOff(w *world) {
 	time.Sleep(25 * time.Second)
 }
 
-// followTimes returns how long after a change of demand a region has 90 % of what it gains by it.
+// followTimes returns, for n seeds, the time from a change of demand until a region has 90 % of the rate that it gains.
 func followTimes(t *testing.T, first uint64, n int, before, after map[string]float64, region string) []time.Duration {
 	var times []time.Duration
 	for i := range uint64(n) {
@@ -436,7 +436,7 @@ func TestSharesFollowDemand(t *testing.T) {
 			map[string]float64{"ap": 100, "eu": 100, "us": 100}, map[string]float64{"us": 900}, 2 * time.Second,
 			3500 * time.Millisecond,
 		},
-		"Move": { // the median is 3 s, and that of forty runs within a tenth of it
+		"Move": { // the true median is 3 s, and the median of forty runs differs by less than a tenth
 			map[string]float64{"ap": 900, "eu": 50, "us": 50}, map[string]float64{"ap": 50, "us": 900},
 			3300 * time.Millisecond, 4500 * time.Millisecond,
 		},
@@ -450,7 +450,7 @@ func TestSharesFollowDemand(t *testing.T) {
 	}
 }
 
-// Demand that moves every ten seconds, from one region to the next, is served well.
+// The demand moves from one region to the next every ten seconds. Even so, most of the rate is used.
 func TestSharesFollowBursts(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	o := live(t, first, sabotage{}, func(w *world) {

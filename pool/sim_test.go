@@ -27,11 +27,11 @@ var (
 	errCompacted   = errors.New("compacted")
 )
 
-// world is a simulated etcd, a simulated Redis per region and the processes of
-// all regions, on the clock of a synctest bubble.
+// world has a simulated etcd, a simulated Redis for each region and the processes of all regions. They run on the clock
+// of a synctest bubble.
 type world struct {
 	t       *testing.T
-	rng     *rand.Rand // of the schedule: one goroutine
+	rng     *rand.Rand // for the schedule; only one goroutine uses it
 	log     hclog.Logger
 	pool    Pool
 	timing  Timing
@@ -39,7 +39,7 @@ type world struct {
 	sabotage
 
 	mu        sync.Mutex
-	noise     *rand.Rand // of latencies
+	noise     *rand.Rand // for latencies
 	revision  int64
 	keys      map[string]entry
 	created   map[string]int64
@@ -49,11 +49,11 @@ type world struct {
 	servers   map[string]*simRedis
 	procs     []*proc
 	lastFence map[string]policy.Fence
-	limit     float64 // R, in tokens per second
-	stock     float64 // C
-	level     float64 // consumption above what R allowed since
-	at        time.Time
-	slack     float64 // tokens that faults may have added
+	limit     float64   // R, in tokens per second
+	stock     float64   // C
+	level     float64   // the part of the consumption that R has not covered yet
+	at        time.Time // when level was computed
+	slack     float64   // tokens that faults may have added
 	maxGap    time.Duration
 	worst     float64 // largest Σ rate in force / R
 	worstI2   float64 // largest consumption / bound
@@ -65,33 +65,33 @@ type world struct {
 	leader    *proc
 	renewed   time.Time
 	dethrone  context.CancelFunc
-	host      *world // whose servers these processes use, with an etcd of their own; nil for its own
+	host      *world // the world whose servers these processes use; nil if they use the servers of this one
 	files     map[string]simFile
-	extra     float64  // floors of regions that have two servers: they come on top of limit
-	compacted int64    // revisions up to it have no history
-	backup    snapshot // of etcd, by an operator
+	extra     float64  // floors that are allowed above limit, for regions with two servers
+	compacted int64    // watches can't begin at or before this revision
+	backup    snapshot // an operator's backup of etcd
 	tampering bool     // a client other than the coordinator writes
-	resigned  *proc    // the last coordinator that gave up by itself
+	resigned  *proc    // the last coordinator that resigned
 }
 
 // sabotage switches mechanisms off, to show that each one is needed.
 type sabotage struct {
-	lieAck       bool // reports acknowledge what was never applied
+	lieAck       bool // reports acknowledge terms that were never applied
 	noGuard      bool // transactions aren't guarded
 	noQuarantine bool // a region that lost writes goes on as if nothing had happened
 	unreserved   bool // the floor is an equal part of the rate, as if no other region used it
 	reuse        bool // a grant is used after its end
-	hideForeign  bool // reports don't show what etcd doesn't know of
+	hideForeign  bool // reports don't show grants that etcd doesn't have
 }
 
-// simFile is what the configuration of a region's processes says of the bucket: it is the pool's, or has a rate of its
-// own.
+// simFile is the configuration of the bucket in a region's processes. plain is its policy if it is an ordinary bucket,
+// and nil if it is the pool's.
 type simFile struct {
 	version int64
 	plain   *policy.Policy
 }
 
-// home returns the world of the servers.
+// home returns the world that has the servers.
 func (w *world) home() *world {
 	if w.host != nil {
 		return w.host
@@ -99,7 +99,7 @@ func (w *world) home() *world {
 	return w
 }
 
-// simRedis is a region's server: the model's bucket on a clock of its own.
+// simRedis is a region's server. It has a bucket of package policy and a clock.
 type simRedis struct {
 	region        string
 	skew          time.Duration
@@ -111,17 +111,21 @@ type simRedis struct {
 	taken         int64
 	cuts          int  // how often the bucket's capacity was lowered
 	pooled        bool // its bucket is the pool's
-	// its state is older than some caller knows, or its clock stepped back: that caller's next refill voids the grant
+	// pending is set after a fail-over to an older state, or after the clock was set back, until a refill detects this.
+	// That refill voids the grant.
 	pending      bool
 	pendingSince time.Time
-	suspectEra   int64     // its clock was set back while no replica refilled: the grant of this era may outlast its end
-	suspectUntil time.Time // until an agent that can read it must have noticed
+	// suspectEra is the era in which the clock was last set back. If no replica refilled meanwhile, the script can't
+	// detect that, and the grant of this era may last too long. suspectUntil is the time by which an agent must have
+	// detected it.
+	suspectEra   int64
+	suspectUntil time.Time
 	copies       []simCopy
 	demand       float64 // tokens per second
 	drained      time.Time
 	owed         float64
 	eraFence     map[int64]policy.Fence
-	granted      map[policy.Fence]policy.Terms // as they were sent: a saboteur changes what they do, not what they say
+	granted      map[policy.Fence]policy.Terms // the terms as they were sent, before sabotage changed them
 }
 
 func newSimRedis(region string, skew time.Duration) *simRedis {
@@ -137,7 +141,7 @@ type simCopy struct {
 
 func (s *simRedis) now() int64 { return time.Now().Add(s.skew + s.slew.gained()).UnixMicro() }
 
-// slew is what a clock gains by running fast, or loses by running slow if rate is below 0.
+// slew describes a clock that runs fast, or slow if rate is below 0.
 type slew struct {
 	rate  float64 // as a part of 1
 	since time.Time
@@ -151,10 +155,11 @@ func (s slew) gained() time.Duration {
 // at returns the slew with another rate from now on.
 func (s slew) at(rate float64) slew { return slew{rate, time.Now(), s.gained()} }
 
-// maxSlew is what time daemons slew at most: chrony's maxslewrate is 83,333 ppm.
+// maxSlew is the highest rate at which time daemons slew: chrony's maxslewrate is 83,333 ppm.
 const maxSlew = 0.083333
 
-// slews has clocks run fast or slow from now on: of a region's server and of the processes of all regions.
+// slews makes the clock of a region's server run fast or slow from now on, and the clocks of the processes of all
+// regions.
 func (w *world) slews(region string, server, procs float64) {
 	for _, p := range w.of("") {
 		p.set(func() { p.slew = p.slew.at(procs) })
@@ -167,7 +172,7 @@ func (w *world) slews(region string, server, procs float64) {
 	w.record("the clock of %s's redis is slewed by %.3f, those of processes by %.3f", region, server, procs)
 }
 
-// fast is by what part of 1 the fastest clock of a server runs fast, and credits too much; locked.
+// fast returns the relative error of the fastest clock of a server, by which the server credits too much. w is locked.
 func (w *world) fast() (most float64) {
 	for _, s := range w.servers {
 		most = max(most, s.slew.rate)
@@ -192,10 +197,10 @@ func cloneBucket(b policy.Bucket) policy.Bucket {
 	return c
 }
 
-// rate returns what is in force, in tokens per second.
+// rate returns the rate in force, in tokens per second.
 func (s *simRedis) rate() float64 {
 	c := s.bucket.Control
-	if c == nil || s.pending { // the refill that notices a rollback credits nothing for the time before it
+	if c == nil || s.pending { // the refill that detects a rollback credits nothing for the time before it
 		return 0
 	}
 	n := c.Terms.Tokens
@@ -206,8 +211,7 @@ func (s *simRedis) rate() float64 {
 	return float64(n) * 1e6 / float64(c.Terms.Per)
 }
 
-// proc is one process of a region: an agent, a refill loop and a candidate for
-// coordinator.
+// proc is one process of a region. It has an agent, a refill loop and a candidate for coordinator.
 type proc struct {
 	w           *world
 	region      string
@@ -222,8 +226,8 @@ type proc struct {
 	thaw    chan struct{}
 	asleep  time.Time // since when its host is suspended, if it is
 	slew    slew
-	behind  time.Duration // of its monotonic clock: how long its host was suspended
-	trap    int           // at this many commits from now the process is paused
+	behind  time.Duration // how long its host was suspended in all; its monotonic clock is behind by this time
+	trap    int           // the number of commits until the process is paused; 0 for never
 	etcd    fault
 	redis   fault
 	dead    bool
@@ -234,11 +238,11 @@ type proc struct {
 
 type fault struct {
 	noRequest, noReply, slow bool
-	late                     time.Duration // by how much requests are
-	readOnly                 bool          // etcd refuses what a coordinator writes, as one without space does
+	late                     time.Duration // the delay of requests
+	readOnly                 bool          // etcd refuses the writes of a coordinator, as if it had no space left
 }
 
-// gate holds a paused process.
+// gate waits until the process isn't paused.
 func (p *proc) gate() {
 	for {
 		p.mu.Lock()
@@ -251,13 +255,12 @@ func (p *proc) gate() {
 	}
 }
 
-// call carries a request to a server and the answer back. A request that was
-// given up still arrives.
+// call carries a request to a server and the reply back. A request still arrives if its sender has given up.
 func (p *proc) call(ctx context.Context, f *fault, latency time.Duration, serve func() bool) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	p.gate() // one that continues sends what it was about to send, late as it is
+	p.gate() // a process that resumes still sends the request that it was about to send
 	p.w.mu.Lock()
 	there := latency/2 + time.Duration(p.w.noise.Int64N(int64(latency)))
 	back := latency/2 + time.Duration(p.w.noise.Int64N(int64(latency)))
@@ -320,7 +323,7 @@ func (p *proc) load(ctx context.Context, keys ...string) ([]entry, int64, error)
 		}
 		revision = p.w.revision
 	})
-	if err != nil { // what was asked for may still come
+	if err != nil { // the reply may still arrive and change entries
 		return nil, 0, err
 	}
 	slices.SortFunc(entries, func(a, b entry) int { return strings.Compare(a.key, b.key) })
@@ -375,12 +378,12 @@ func (p *proc) watch(ctx context.Context, from int64, to chan<- entry, keys ...s
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-wake:
-		case <-time.After(time.Second): // a partition has healed, perhaps
+		case <-time.After(time.Second): // a partition may have ended
 		}
 	}
 }
 
-// set writes a key; locked.
+// set writes or deletes a key. w is locked.
 func (w *world) set(key, value string, deleted bool) {
 	e := entry{key: key, value: value, revision: w.revision, deleted: deleted}
 	if deleted {
@@ -416,8 +419,8 @@ func (w *world) set(key, value string, deleted bool) {
 	}
 }
 
-// checkUsage asserts that a region reports no more use than there was, give or take what one refill adds at each cut of
-// its capacity; locked.
+// checkUsage asserts that a region reports no more usage than there was. Each time its capacity is lowered, it may
+// report as much more as two seconds of the rate. w is locked.
 func (w *world) checkUsage(region, value string) {
 	r, err := decodeReport(value)
 	if s := w.servers[region]; err == nil && s != nil && w.servers[second(region)] == nil {
@@ -446,7 +449,7 @@ func (p *proc) put(ctx context.Context, key, value string) (int64, error) {
 	return revision, nil
 }
 
-// lie has a report acknowledge whatever was offered.
+// lie changes a report so that it acknowledges the newest offer.
 func (w *world) lie(region, value string) string {
 	r, err := decodeReport(value)
 	s, err2 := decodeShare(w.keys[shareKeys+region].value)
@@ -459,7 +462,7 @@ func (w *world) lie(region, value string) string {
 	return r.encode()
 }
 
-// hide has a report show no grant that isn't in the region's share.
+// hide changes a report so that it shows no grant that isn't in the region's share.
 func (w *world) hide(region, value string) string {
 	r, err := decodeReport(value)
 	if err != nil {
@@ -502,13 +505,13 @@ func (p *proc) commit(ctx context.Context, l leadership, writes []write) (int64,
 		}
 		revision = p.w.revision
 	})
-	if err != nil { // it may still be made, and refused
+	if err != nil { // the transaction may still be made or refused, and set revision and refused
 		return 0, err
 	}
 	return revision, refused
 }
 
-// refuses says what a transaction's guards have against it; locked.
+// refuses returns the error of a transaction whose guards don't hold, or nil. w is locked.
 func (w *world) refuses(l leadership, writes []write) error {
 	if w.noGuard {
 		return nil
@@ -568,7 +571,7 @@ func (p *proc) tickets(ctx context.Context, keys []string) []lua.TicketResult {
 			results[i].Ticket = t
 		}
 	})
-	if err != nil { // the reply may come after its caller has left
+	if err != nil { // the reply may still arrive and change results
 		failed := make([]lua.TicketResult, len(keys))
 		for i := range failed {
 			failed[i].Err = errUnavailable
@@ -600,7 +603,7 @@ func (p *proc) refill(ctx context.Context, calls []lua.RefillCall) []lua.RefillR
 	return results
 }
 
-// refillBucket runs the refill script; locked.
+// refillBucket runs the refill script. w is locked.
 func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
 	if c.Terms != nil && (w.unreserved || w.reuse) {
 		t := *c.Terms
@@ -635,12 +638,12 @@ func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
 		time.Since(s.pendingSince) > 5*simInterval {
 		s.pending = false
 	}
-	if o.Pool { // as the script counts
+	if o.Pool { // the script counts only in a pool's bucket
 		s.added += o.Added
 	}
 	w.maxGap = max(w.maxGap, min(time.Duration(o.Elapsed)*time.Microsecond,
 		time.Duration(b.Control.Terms.MaxElapsed)*time.Microsecond))
-	if s.pooled != o.Pool { // fences order what is of one kind
+	if s.pooled != o.Pool { // fences of a pool and of an ordinary bucket are not ordered
 		s.pooled, s.eraFence = o.Pool, map[int64]policy.Fence{}
 	}
 	if last := s.eraFence[o.Version.Era]; o.Fence.Before(last) && !w.noQuarantine && !s.pending {
@@ -651,7 +654,8 @@ func (w *world) refillBucket(s *simRedis, c policy.Call) policy.Outcome {
 	return o
 }
 
-// check asserts I1; locked. Between changes rates only end.
+// check asserts that the rates in force together are at most the limit (I1). It is called after each change of a rate,
+// since between changes grants only end. w is locked.
 func (w *world) check() {
 	sum := 0.0
 	for _, s := range w.servers {
@@ -668,7 +672,7 @@ func (w *world) check() {
 	}
 }
 
-// fail records the first violation. The lock is held.
+// fail records the first violation. w is locked.
 func (w *world) fail(format string, args ...any) {
 	if w.violation == "" {
 		w.violation = fmt.Sprintf(format, args...)
@@ -707,7 +711,7 @@ func newWorld(t *testing.T, seed uint64, p Pool, s sabotage) *world {
 	return w
 }
 
-// beside returns a world of processes on the servers of another one, that meet in an etcd of their own.
+// beside returns a world whose processes use the servers of w, but another etcd.
 func (w *world) beside() *world {
 	other := &world{
 		t: w.t, rng: w.rng, noise: rand.New(rand.NewPCG(w.rng.Uint64(), 2)), log: w.log, pool: w.pool, timing: w.timing,
@@ -734,7 +738,7 @@ func (w *world) addRegion(region string) {
 
 func (w *world) startProc(region, name string) *proc { return w.startOn(region, region, name) }
 
-// startOn starts a process of a region that uses a certain server.
+// startOn starts a process of a region that uses the given server.
 func (w *world) startOn(server, region, name string) *proc {
 	p := &proc{w: w, region: region, server: server, name: name}
 	p.ctx, p.cancel = context.WithCancel(w.ctx)
@@ -802,7 +806,7 @@ func (p *proc) refillLoop() {
 	}
 }
 
-// nextCall returns the call that refill.Refiller makes of the process' file and of the newest terms.
+// nextCall returns the call that a refill.Refiller would make with the process' file and the newest terms.
 func (p *proc) nextCall(isPlain, create bool) policy.Call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -840,7 +844,7 @@ func (w *world) deploy(region string, f simFile) {
 	w.recordf("%s has a file of version %d, plain: %v", region, f.version, f.plain != nil)
 }
 
-// consume has every region's consumers take what they want, and watches I2.
+// consume lets the consumers of all regions take tokens until the test ends. See drain.
 func (w *world) consume() {
 	for w.ctx.Err() == nil {
 		timing.Sleep(w.ctx.Done(), 50*time.Millisecond)
@@ -852,7 +856,8 @@ func (w *world) consume() {
 	}
 }
 
-// drain has a region's consumers take what they want up to now; locked.
+// drain makes a region's consumers take the tokens that they have wanted since the last drain, as far as there are any.
+// It asserts that consumption in any window is within its bound (I2). w is locked.
 func (w *world) drain(s *simRedis) {
 	now := time.Now()
 	w.level = max(0, w.level-(w.limit+w.extra)*(1+w.fast())*now.Sub(w.at).Seconds())
@@ -910,7 +915,7 @@ func (w *world) elect() {
 					able = append(able, p)
 				}
 			}
-			if len(able) > 1 { // others have waited for longer
+			if len(able) > 1 { // the other candidates have waited for longer than one that has resigned
 				able = slices.DeleteFunc(able, func(p *proc) bool { return p == w.resigned })
 			}
 			if len(able) > 0 {
@@ -921,7 +926,7 @@ func (w *world) elect() {
 	}
 }
 
-// crown has p lead; locked.
+// crown makes p the leader. w is locked.
 func (w *world) crown(p *proc) {
 	w.revision++
 	o := leadership{key: leaderKeys + p.name, revision: w.revision}
@@ -944,8 +949,8 @@ func (w *world) crown(p *proc) {
 	})
 }
 
-// depose ends the former leader's term in its own eyes: at once, or some time
-// after a pause. In between it acts on.
+// depose makes the former leader detect the end of its term, up to two seconds later. If the process is paused, this
+// time begins when it resumes. Until then the process acts as a leader.
 func (w *world) depose(p *proc, end context.CancelFunc) {
 	late := time.Duration(w.noise.Int64N(int64(2 * time.Second)))
 	w.wg.Go(func() {
@@ -1005,7 +1010,7 @@ func (p *proc) raw() (now time.Time) {
 	return now
 }
 
-// resume has a paused or suspended process go on.
+// resume lets a paused or suspended process continue.
 func (p *proc) resume() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -1018,7 +1023,7 @@ func (p *proc) resume() {
 	}
 }
 
-// of lists a region's processes; all for "".
+// of returns the processes of a region, or all processes if region is "".
 func (w *world) of(region string) []*proc {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1052,7 +1057,7 @@ func (w *world) rates() map[string]float64 {
 	return r
 }
 
-// allocated returns what the regions should get for their true demands.
+// allocated returns the rates that the regions should get for their true demands.
 func (w *world) allocated() map[string]float64 {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -1071,9 +1076,9 @@ func (w *world) end() {
 	w.wg.Wait()
 }
 
-// failOver replaces a region's server by a replica that lags, if there is a
-// process that remembers what the replica doesn't. (If there is none, what the
-// replica holds is taken for the truth: a stated limit.)
+// failOver replaces a region's server by a replica that lags. It does so only if a process remembers the writes that
+// the replica lacks. Without such a process the replica's state would count as the right one, which is a documented
+// limit.
 func (w *world) failOver(region string) {
 	for _, p := range w.of(region) {
 		p.set(func() { p.redis = fault{} })
@@ -1117,7 +1122,7 @@ func (w *world) stepClock(region string, by time.Duration) {
 		if s.now() < c.Last-policy.ClockTolerance {
 			s.pending, s.pendingSince = true, time.Now()
 		}
-		// If no replica refills until the clock has caught up, the script can't detect it.
+		// If no replica refills until the clock has caught up, the script can't detect this step.
 		s.suspectEra, s.suspectUntil = c.Era, time.Time{}
 		if s.down || s.full {
 			w.slack += w.limit * 5 / 2 * w.timing.Report.Seconds()
@@ -1127,7 +1132,7 @@ func (w *world) stepClock(region string, by time.Duration) {
 	w.check()
 }
 
-// simSeed returns REFILLER_SEED or, for a run of its own, the number given.
+// simSeed returns the seed in REFILLER_SEED, and true, or otherwise if it isn't set.
 func simSeed(t *testing.T, otherwise uint64) (seed uint64, fixed bool) {
 	if v := os.Getenv("REFILLER_SEED"); v != "" {
 		n, err := strconv.ParseUint(v, 10, 64)

@@ -16,7 +16,7 @@ func TestTheStatusOfARestoredEtcdShowsAtLeastTheUsage(t *testing.T) {
 		"Restored": func(w *world, s snapshot) { w.restoreEtcd(s, 0) },
 		"Wiped": func(w *world, _ snapshot) {
 			w.cutEtcd("us")
-			time.Sleep(time.Second) // no report of it is under way
+			time.Sleep(time.Second) // wait until no report of us is under way
 			w.wipe()
 		},
 	} {
@@ -31,11 +31,11 @@ func TestTheStatusOfARestoredEtcdShowsAtLeastTheUsage(t *testing.T) {
 				forget(w, s)
 				for range 1000 {
 					time.Sleep(20 * time.Millisecond)
-					before := w.rates() // a read takes a while
+					before := w.rates() // the rates may change during the read
 					now, _, err := readStatus(t.Context(), w.of("")[0])
 					require.NoError(t, err)
 					after := w.rates()
-					for _, p := range now.Pools { // there are none until a replica has written them again
+					for _, p := range now.Pools { // there are no pools until a replica has written the settings again
 						for _, r := range p.Regions {
 							if r.At.After(reported[r.Region]) {
 								require.GreaterOrEqual(t, r.Claimed, min(before[r.Region], after[r.Region])-1, r.Region)
@@ -54,7 +54,7 @@ func TestTheStatusOfARestoredEtcdShowsAtLeastTheUsage(t *testing.T) {
 	}
 }
 
-// One record that can't be read leaves the status of all other regions, and names the key.
+// If one record can't be read, the status still has all other regions, and names the record's key.
 func TestARecordThatCannotBeReadHidesNoOther(t *testing.T) {
 	for key, region := range map[string]string{
 		shareKeys + "us": "us", reportKeys + "us": "us", fenceKeys + "us": "us", configKey: "",
@@ -111,8 +111,8 @@ func TestALivingRegionIsOneThatReports(t *testing.T) {
 	})
 }
 
-// The status of a pool whose settings can't be read is shown, although the version with which its regions came in, 0,
-// is that of regions that are not configured.
+// The status shows a pool whose settings can't be read. The regions joined the pool with version 0, which otherwise
+// marks regions that are not configured.
 func TestAStatusWithoutReadableSettingsOfVersionZero(t *testing.T) {
 	t.Parallel()
 	terms := policy.Terms{Pool: true, Tokens: 10, Per: 1_000_000, Capacity: 100}

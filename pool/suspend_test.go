@@ -7,8 +7,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// The coordinator's monotonic clock stops while its host is suspended, for less than its lease or for more. Its offers
-// are counted for longer, and grants end on the regions' own clocks.
+// The coordinator's host is suspended, for less than the lease of its leadership or for more, and so its monotonic
+// clock stops. No rate is given away twice: its offers count for longer, while grants end on the regions' own clocks.
 func TestASuspendedCoordinatorGivesNothingAwayTwice(t *testing.T) {
 	for _, length := range []time.Duration{3 * time.Second, 8 * time.Second, time.Minute} {
 		t.Run(length.String(), func(t *testing.T) {
@@ -26,7 +26,8 @@ func TestASuspendedCoordinatorGivesNothingAwayTwice(t *testing.T) {
 }
 
 // A host with a region's Redis and all of its agents is suspended, with all clocks, and is cut off when it resumes. No
-// process can detect that. Its grant lasts as much longer, until it ends on the clock that was stopped.
+// process can detect the suspension. So the grant lasts longer by that time, until it ends on the clock that had
+// stopped.
 func TestASuspendedRegionKeepsItsRateForAsLongAsItsGrant(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		const length = 20 * time.Second

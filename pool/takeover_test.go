@@ -18,7 +18,7 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// narrow relays connections to a server at so many bytes per second each way, and returns its address.
+// narrow relays connections to a server, at most perSecond bytes per second each way. It returns its own address.
 func narrow(t *testing.T, server string, perSecond int) string {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -30,7 +30,7 @@ func narrow(t *testing.T, server string, perSecond int) string {
 	copyTo := func(dst, src net.Conn) {
 		defer dst.Close()
 		defer src.Close()
-		free := time.Now() // when the line is
+		free := time.Now() // when the line can send the next block
 		for block := make([]byte, 16<<10); ; {
 			n, err := src.Read(block)
 			if now := time.Now(); free.Before(now) {
@@ -113,7 +113,7 @@ func TestACoordinatorTakesOverOverANarrowLine(t *testing.T) {
 	client, err := etcdconn.Open(etcdconn.Options{Endpoints: []string{narrow(t, proxy.Addr(), 20_000_000/8)}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = client.Close() })
-	_, err = client.Get(t.Context(), "x") // it is connected
+	_, err = client.Get(t.Context(), "x") // connect the client
 	require.NoError(t, err)
 	c, err := NewCoordinator(CoordinatorConfig{Client: client, Prefix: testPrefix, Timing: DefaultTiming(),
 		Logger: hclog.NewNullLogger()})
@@ -125,7 +125,7 @@ func TestACoordinatorTakesOverOverANarrowLine(t *testing.T) {
 		leading.Wait()
 	}
 	defer stop()
-	terms := 0 // how many it took: a busy machine may need another one
+	terms := 0 // the number of terms: a busy machine may need more than one
 	began := time.Now()
 	leading.Go(func() {
 		for ; ctx.Err() == nil; terms++ {

@@ -31,7 +31,7 @@ func (w *world) killTheLeader() {
 	w.startProc(p.region, p.name+"'")
 }
 
-// leads waits until a coordinator leads.
+// leads waits until a process leads that is not than, and returns it.
 func (w *world) leads(than *proc) *proc {
 	for range 200 {
 		if p := w.whoLeads(); p != nil && p != than {
@@ -131,7 +131,7 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// Without the epoch no coordinator knows the number under which to write.
+// The epoch in etcd can't be read. So no coordinator knows which epoch is high enough, and none writes shares.
 func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 0, "eu": 0, "us": 1500})
@@ -179,8 +179,8 @@ func TestAReplicaLeavesSettingsThatItCannotRead(t *testing.T) {
 	require.Empty(t, o.violation, strings.Join(o.events, "\n"))
 }
 
-// A coordinator that keeps its lease, while etcd refuses all of its writes, makes room for another one before grants
-// end.
+// Etcd refuses all writes of a coordinator that keeps its lease. The coordinator resigns, so that another one leads
+// before the grants end.
 func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
@@ -199,7 +199,7 @@ func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// An unreadable record has no effect once it was deleted, even if no watch reported the deletion.
+// An unreadable record no longer has an effect after it was deleted, even if no watch reported the deletion.
 func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 200, "eu": 600, "us": 400})
@@ -222,8 +222,8 @@ func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 	require.Empty(t, o.checkEnd())
 }
 
-// The share and the report of a region are deleted while it is cut off with nearly everything, and another coordinator
-// takes over.
+// A region that has nearly all of the rate is cut off. Its share and its report are deleted, and another coordinator
+// takes over. No other region gets the region's rate before the grant must have ended.
 func TestAShareThatIsDeletedIsNotGivenAway(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+4; seed++ {

@@ -54,21 +54,21 @@ func (w *world) consumedIn(region string) (n int64) {
 	return n
 }
 
-// Whatever happens to coordinators, replicas and etcd, the usage goes on where it was, and is exact.
+// Whatever fails of coordinators, replicas and etcd, the usage continues from its last value and is exact.
 func TestUsageSurvivesCoordinatorsReplicasAndEtcd(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		last := map[string]int64{}
 		for what, do := range []func(){
 			func() {},
 			w.killTheLeader,
-			func() { // both replicas of a region are replaced, one after the other
+			func() { // replace both replicas of a region, one after the other
 				for i, p := range w.of("eu") {
 					p.kill()
 					time.Sleep(2 * time.Second)
 					w.startProc("eu", []string{"eu-new0", "eu-new1"}[i])
 				}
 			},
-			func() { // and at once
+			func() { // replace both replicas of a region at once
 				for _, p := range w.of("us") {
 					p.kill()
 				}
@@ -92,7 +92,7 @@ func TestUsageSurvivesCoordinatorsReplicasAndEtcd(t *testing.T) {
 	requireSafe(t, o)
 }
 
-// A new era forgets what was taken since the last report and counts nothing twice.
+// When a new era begins, the tokens that were taken since the last report aren't counted. No token is counted twice.
 func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
 	first, _ := simSeed(t, 1)
 	for seed := first; seed < first+10; seed++ {
@@ -121,8 +121,8 @@ func TestUsageAcrossAFailOverCountsNothingTwice(t *testing.T) {
 	}
 }
 
-// shown has buckets in the states of their tickets. Buckets without a ticket can't be read. It keeps what is reported
-// of them.
+// shown simulates buckets, whose states are their tickets, and a registry, which stores the last report. Buckets
+// without a ticket can't be read.
 type shown struct {
 	registry
 	buckets
@@ -147,7 +147,7 @@ func (s *shown) put(_ context.Context, _, report string) (int64, error) {
 	return 1, nil
 }
 
-// agent returns a new replica of the region, which reads what was reported before.
+// agent returns the agent of a new replica of the region, which has read the last report.
 func (s *shown) agent(t *testing.T) *Agent {
 	settings := Settings{Version: 1, Pools: []Pool{simPool("far"), simPool("near")}}
 	a := newAgent(AgentConfig{Region: "eu", Settings: settings, Timing: DefaultTiming(), Logger: hclog.NewNullLogger()},
@@ -173,8 +173,8 @@ func (s *shown) used(t *testing.T, pool string) int64 {
 	return r.tickets[pool].used
 }
 
-// A pool's bucket is on a node that is unavailable while the others are reported, and every replica is replaced. The
-// usage continues from its last value, although the bucket's own counts are lower.
+// A pool's bucket is on a node that is unavailable, while the other buckets are reported. Then every replica is
+// replaced. The usage continues from its last value, although the bucket's own counts are lower.
 func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
 	t.Parallel()
 	s := &shown{at: map[string]lua.Ticket{}}
@@ -182,7 +182,7 @@ func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
 	s.place("near", 1, 500, 400)
 	s.place("far", 1, 500, 400)
 	a.poll(t.Context(), true)
-	s.place("far", 2, 0, 0) // it was lost
+	s.place("far", 2, 0, 0) // the bucket was lost and created again
 	a.poll(t.Context(), true)
 	s.place("far", 2, 100, 70)
 	a.poll(t.Context(), true)
@@ -201,8 +201,8 @@ func TestUsageOfABucketThatCannotBeReadStaysInTheReport(t *testing.T) {
 	require.EqualValues(t, 500, s.used(t, "far"))
 }
 
-// The coordinator takes nothing from what a report carries over of a bucket that couldn't be read, be it known to it or
-// new, nor does the status.
+// A report has only the usage of a bucket that couldn't be read. Neither the coordinator nor the status treats this as
+// a ticket, whether the coordinator knew the bucket or not.
 func TestUsageThatIsCarriedOverIsNoTicket(t *testing.T) {
 	t.Parallel()
 	s := &shown{at: map[string]lua.Ticket{}}
