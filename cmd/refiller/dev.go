@@ -33,7 +33,7 @@ With --flows one loud user and ten quiet ones ask two buckets for the same. One 
 get what they ask for.
 
 With --regions it runs several regions instead, each with a store and replicas of its own, that share one pool: demand
-shifts from one to the next, and shares follow. --cut shows what a region gets that is cut off.
+shifts from one to the next, and shares follow. --cut cuts one region off, and shows what it still gets.
 
 A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report, or with --flows
 in-order and divided.`,
