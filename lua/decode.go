@@ -16,8 +16,8 @@ import (
 var (
 	// ErrUnknownBucket is returned when the bucket doesn't exist.
 	ErrUnknownBucket = errors.New("refiller: unknown bucket")
-	// ErrMalformedBucket is returned when one of the bucket's keys holds
-	// something else, as when another program uses the same name.
+	// ErrMalformedBucket is returned when one of the bucket's keys holds something else, for example because another
+	// program uses the same name.
 	ErrMalformedBucket = errors.New("refiller: malformed bucket")
 	// ErrOtherEra is returned when tokens are given back in another era than that in which they were taken.
 	ErrOtherEra = errors.New("refiller: bucket is in another era")
@@ -200,9 +200,9 @@ func exists(ctx context.Context, c Client, key string) (bool, error) {
 
 func unknown(keys []string) error { return fmt.Errorf("%w %q", ErrUnknownBucket, bucketOf(keys[0])) }
 
-// open reads the code at the beginning of the reply to a call with these keys. A code of want is returned. codeUnknown
-// and codeMalformed, which have the same meaning for all scripts, become errors unless they are in want. Any other code
-// is ErrBadReply.
+// open reads the code at the beginning of the reply to a call with these keys. It returns a code that is in want.
+// codeUnknown and codeMalformed, which have the same meaning for all scripts, become errors unless they are in want.
+// Any other code is ErrBadReply.
 func open(v any, keys []string, want ...int64) (*Reply, int64, error) {
 	r := readReply(v)
 	code := r.Int()

@@ -73,7 +73,7 @@ type OverrideReply struct {
 	Exists bool          // the bucket exists; a lazy bucket that is full doesn't
 	Tokens int64         // in the bucket, under its new policy
 
-	Till int64 // of a bucket that isn't lazy: when it expires, in s, to be passed to Template.Enter; or 0
+	Till int64 // when the bucket expires, in Unix seconds, for Template.Enter; 0 if it is lazy or missing
 }
 
 // SetOverride gives a key of a template a policy of its own, and switches the bucket to it. The fence of the policy is

@@ -26,7 +26,7 @@ type PlanResult struct {
 	// the one that Plan changes.
 	Stale bool
 	Now   int64 // Unix µs, on the server's clock
-	Clock int64 // of the division, µs
+	Clock int64 // the clock of the division, µs
 	Use   policy.Use
 	Err   error
 }
@@ -106,7 +106,8 @@ const (
 	deniedPrefix = "/!"
 )
 
-// readUse decodes the fields and values of {K}:use. It leaves out values that aren't numbers of tokens.
+// readUse decodes the fields and values of {K}:use. It leaves out the field with the beginning of the period, and
+// negative numbers.
 func readUse(fields []any, use *policy.Use) error {
 	if len(fields)%2 != 0 {
 		return fmt.Errorf("%w: %d fields and values of what flows asked for", ErrBadReply, len(fields))

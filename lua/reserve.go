@@ -97,7 +97,7 @@ type SettleReply struct {
 // policy.HoldMemory, it changes nothing and gets the same reply, even with another number.
 //
 // If the reservation was made for a flow, the flow gets back the right that it paid for the returned tokens. If more
-// tokens were used than reserved, the flow pays for the others, too.
+// tokens were used than reserved, the flow also pays for the difference.
 //
 // The errors are ErrInvalidAmount, ErrInvalidID, ErrIDInUse if the id is a lease's, ErrNotHeld, and those about the
 // bucket.

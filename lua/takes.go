@@ -18,8 +18,8 @@ const MaxTakes = 1000
 // Takes are the takes that a call makes of one bucket. They are made one after the other, and each is all or nothing.
 //
 // By default a call reads only the bucket's tokens. It then makes all takes or, if they don't all fit, none. In the
-// second case nothing was written and the reply is Missed; the caller makes the same takes again with Whole set. If the
-// bucket is expected to deny, or if its state is needed, set Whole at once.
+// second case nothing was written and the reply is Missed. Then the caller makes the same takes again with Whole set.
+// If the bucket is expected to deny, or if its state is needed, set Whole at once.
 type Takes struct {
 	Key    string
 	Runs   []policy.Run // at least one, unless Template is set: without runs the bucket is opened for another script
@@ -47,12 +47,12 @@ type Takes struct {
 	// Swept is for a budget: the caller has just swept the reservations and leases whose time is over.
 	Swept bool
 
-	// Lazy is the policy of the template, if it is a lazy one. The takes of such a bucket are a call of their own, and
-	// never Missed.
+	// Lazy is the policy of the template, if it is a lazy one. The takes of such a bucket need a call for this bucket
+	// only, and are never Missed.
 	Lazy *policy.Terms
-	// Resolved reports that the caller has just read the bucket's override, and that Lazy is the override, or the
-	// template's policy if there is none. The call then leaves out the key of the override, so that a Cluster serves it
-	// while the bucket's slot moves.
+	// Resolved means that the caller has just read the bucket's override. Then Lazy is the override or, if there is none,
+	// the template's policy. The call leaves out the key of the override, so that a Cluster serves it while the bucket's
+	// slot moves.
 	Resolved bool
 }
 

@@ -27,18 +27,18 @@ type Limit struct {
 	Template string // the prefix of the template that matches the key
 	Enforce  policy.Enforce
 	Own      bool // it has an override
-	Bucket   bool // a bucket that is configured by itself, or a pool's, is in force instead, until its keys are deleted
+	Bucket   bool // a configured bucket, or a pool's, is in force instead, until its keys are deleted
 	Capacity int64
 	Rate     policy.Rate // in the units of policy.Rate.InUnits; zero of a budget
-	// Of a budget: when tokens fall due, and how many of them at a step.
+	// Steps and StepTokens are for a budget: when tokens fall due, and how many at each step.
 	Steps      policy.Steps
 	StepTokens int64
 
 	Changed bool // of a Set or Unset: the key had an override before
 
-	// Of a Set or Unset, or with Bucket:
+	// Exists and Tokens are set by Set and Unset, and if Bucket is true.
 	Exists bool  // there is a bucket that isn't both lazy and full
-	Tokens int64 // that the bucket holds after the switch
+	Tokens int64 // in the bucket, after the switch
 }
 
 // Store reads and changes overrides.

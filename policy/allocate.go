@@ -26,7 +26,7 @@ const MaxWeight = 1_000_000
 //
 //   - If the demands together fit into total, every claimant gets its demand and, by weight, a part of the rest.
 //   - If they don't fit, rates are levelled. If a claimant gets less than its demand, no other claimant gets more in
-//     proportion to its weight, except by its floor.
+//     proportion to its weight, unless its floor requires it.
 //   - If not even the floors fit, they are levelled in the same way.
 //
 // The shares add up to total, unless ceilings leave a rest.

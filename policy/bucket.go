@@ -97,7 +97,7 @@ type Outcome struct {
 	PoolsVersion int64 // the same of the pools; 0 unless the terms are a pool's
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or Uncounted
+	Due         int64 // when the first of them ends, Unix µs; 0 if there is none; or Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 }
 
@@ -112,7 +112,7 @@ type Control struct {
 	Next  int64 // the scheduled instant after it
 
 	Outstanding int64 // tokens held in reservations and leases
-	Due         int64 // when the first record of one ends, Unix µs; 0 if there is none; or Uncounted
+	Due         int64 // when the first of them ends, Unix µs; 0 if there is none; or Uncounted
 	Debt        int64 // tokens that refills pay before they add any
 }
 

@@ -1,6 +1,6 @@
 // Package policy holds the rules of a bucket as pure values and functions. The rules are how fast tokens are due, when
-// scheduled tokens fall due, and what each operation does to a bucket's state. It is not for taking tokens from Redis:
-// use package fetch.
+// scheduled tokens fall due, and what each operation does to a bucket's state. It doesn't take tokens from Redis: use
+// package fetch for that.
 //
 // There are three main types:
 //

@@ -32,8 +32,8 @@ func (f *Flows) HeadroomOf(capacity int64) int64 {
 	return Leave{Percent: f.Headroom}.Of(capacity)
 }
 
-// WeightOf returns the weight of a flow or team within a team. It is the one of the longest beginning of the name that
-// has a weight. A beginning that is no longer than the team's name doesn't count, because its weight is that of the
+// WeightOf returns the weight of a flow or team within a team. It is the weight of the longest beginning of the name
+// that has one. A beginning that is no longer than the team's name doesn't count, because its weight is that of the
 // team among other teams.
 func (f *Flows) WeightOf(name, team string) int64 {
 	weight := int64(1)

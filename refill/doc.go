@@ -1,5 +1,5 @@
-// Package refill keeps buckets full. It decides when a replica calls the refill script, and for which buckets. It does
-// not compute credit, which the script does (package lua), and it does not elect a leader (package election).
+// Package refill keeps buckets full. It decides when a replica calls the refill script, and for which buckets. The
+// script computes the credit (package lua), and package election elects a leader.
 //
 // A [Refiller] calls the refill script once per refill interval for each of its buckets, with the index of the last
 // reply. Any number of replicas may do so at once: because of the index, only one of them wins each refill. The credit

@@ -60,7 +60,7 @@ func (s *shard) belongs(name string) bool { return s.template != nil && s.home(n
 type sortedNames struct {
 	kept    []string            // buckets of the shard
 	moved   map[string][]string // buckets of other templates, by prefix
-	foreign []string            // no buckets of templates
+	foreign []string            // not the names of templates' buckets
 }
 
 // sort sorts names that were read from the shard. If the shard is of an earlier template, it keeps the names that match

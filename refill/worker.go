@@ -34,7 +34,7 @@ type worker struct {
 	underWay int     // calls
 	paused   bool    // no call is to be made
 	over     bool    // no call will ever be made again
-	setsNext bool    // the sets and the buckets take turns: this turn is, or the last one was, the sets'
+	setsNext bool    // whose turn was last: true for the sets, false for the buckets
 	ended    []*trip // trips to reuse
 
 	failures int           // calls in a row that the server failed
