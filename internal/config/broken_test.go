@@ -23,7 +23,7 @@ listen: 127.0.0.1:9090
 log: {level: info}
 `
 
-// template is a file's templates with one of these fields, on the line after.
+// template returns a file's field templates. Its only template has these fields and is on the second line.
 func template(fields string) string { return "templates:\n  - {" + fields + "}\n" }
 
 func TestParseReportsFieldLineAndRange(t *testing.T) {

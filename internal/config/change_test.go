@@ -27,7 +27,7 @@ func edited(t *testing.T, pairs ...string) Config {
 	return parsed(t, strings.NewReplacer(pairs...).Replace(inForce))
 }
 
-// replaced is a text with a part of it replaced.
+// replaced returns text with old, which it must contain, replaced.
 func replaced(t *testing.T, text, old, with string) string {
 	t.Helper()
 	require.Contains(t, text, old)

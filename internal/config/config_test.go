@@ -204,7 +204,7 @@ func TestMisspelledVariablesAreReported(t *testing.T) {
 
 	_, err = config.Load(config.Source{Path: path, Env: vars(
 		"REFILLER_IDENTITY", "a", "REFILLER_ENVIRONMENT", "prod", "REFILLER_SERVE_HTTP", ":1", "REFILLER_REDIS_PASSWRD", "",
-		// What Kubernetes sets for Services called refiller and refiller-redis.
+		// Kubernetes sets these for Services called refiller and refiller-redis.
 		"REFILLER_SERVICE_HOST", "10.0.0.1", "REFILLER_SERVICE_PORT", "9090", "REFILLER_SERVICE_PORT_ADMIN", "9090",
 		"REFILLER_PORT", "tcp://10.0.0.1:9090",
 		"REFILLER_PORT_9090_TCP", "x", "REFILLER_PORT_9090_TCP_ADDR", "10.0.0.1", "REFILLER_REDIS_SERVICE_HOST", "10.0.0.2",

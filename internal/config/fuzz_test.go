@@ -13,8 +13,8 @@ import (
 	"github.com/tokenrefill/refiller/pool"
 )
 
-// FuzzParse checks that any input gives either a configuration whose policies are valid or problems that say where they
-// are, one line each, and no panic.
+// FuzzParse checks that any input gives either a configuration with valid policies or problems, and never a panic. Each
+// problem has its place in the file and is one line of the error.
 func FuzzParse(f *testing.F) {
 	for _, seed := range []string{
 		"", "::: [", good, "a: &a [*a]\n", "? {a: b}\n: c\n", "<<: *x\n", "--- \n--- \n", "redis: {url: !!binary aGk=}\n",

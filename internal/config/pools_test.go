@@ -173,7 +173,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	_, err = c.To(next)
 	require.ErrorContains(t, err, "pools_version: 2 is below 3")
 
-	// Races need no etcd of their own.
+	// A replica in race mode needs no etcd besides the registry.
 	_, err = parseText([]byte(strings.Replace(strings.Replace(own, "500/s", "3000/s", 1),
 		"{endpoints: [\"127.0.0.1:2379\"]}", "{mode: race}", 1)))
 	require.NoError(t, err)

@@ -71,7 +71,8 @@ func (o Options) config(region, redis string, etcd, environ []string) (config.Co
 }
 
 // environ returns the environment of replicas, without the address of their store and the variables that Run sets
-// itself. The login and the certificates of a server are only for a given server, because an embedded server has none.
+// itself. It keeps the login and the certificates of a server only if the user has given that server, because an
+// embedded server has none.
 func environ(all []string, givenRedis, givenEtcd bool) []string {
 	drop := []string{redisVariable, "REFILLER_LISTEN", "REFILLER_IDENTITY", "REFILLER_REGION", "REFILLER_LOG_",
 		"REFILLER_ELECTION_MODE", "REFILLER_ETCD_ENDPOINTS"}

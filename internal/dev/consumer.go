@@ -62,8 +62,8 @@ func (c *consumer) run(ctx context.Context) {
 	_ = c.client.Close(closing) // calls that still hang end with the process
 }
 
-// take makes one take after the other. If one of them lasts longer than maxBehind, those that were due meanwhile are
-// left out.
+// take makes one take after the other. If a take lasts longer than maxBehind, it leaves out the takes for the time
+// beyond maxBehind.
 func (c *consumer) take(ctx context.Context, d demand, i int) {
 	var opts []fetch.CallOption
 	if d.flow != "" {

@@ -15,8 +15,8 @@ const (
 	gapTimeout   = 10 * time.Second
 )
 
-// firstActive waits until the sample buckets exist, and returns the replica that refills them. In mode etcd that is the
-// leader, if there is one soon.
+// firstActive waits until the sample buckets exist, and returns the replica that refills them. In mode etcd this is the
+// leader, unless no leader refills within electTimeout.
 func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 	deadline, electedBy := time.Now().Add(readyTimeout), time.Now().Add(electTimeout)
 	s.reports = ask(ctx, s.replicas())
@@ -68,8 +68,8 @@ func (s *sampleScene) follow(ctx context.Context) {
 	}
 }
 
-// around returns the longest gap of a followed bucket around an instant, once the gaps of all are known. It returns 0
-// if one of them was missed.
+// around returns the longest gap of a followed bucket around an instant. settled reports whether the gaps of all
+// followed buckets are known. The gap is 0 if one of them was missed.
 func (s *sampleScene) around(at int64) (gap time.Duration, settled bool) {
 	for _, f := range s.followed {
 		d, ok := f.around(at)
@@ -91,7 +91,8 @@ func (s *sampleScene) killActive(ctx context.Context) {
 			return
 		case <-ticker.C:
 		}
-		// The reading of a second must not combine a state before the kill with one after it.
+		// The ticks coincide with the readings of each second. Wait until the present reading has ended. Otherwise it could
+		// combine a state before the kill with a state after it.
 		timing.Sleep(ctx.Done(), 3*policy.DefaultInterval)
 		if r := s.active.Load(); r != nil && ctx.Err() == nil {
 			if p := r.up(); p != nil { // unless it has just ended by itself

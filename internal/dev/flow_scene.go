@@ -10,7 +10,7 @@ import (
 )
 
 const (
-	inOrder = "in-order" // a bucket that serves takes in the order in which they come
+	inOrder = "in-order" // a bucket that serves takes in the order of their arrival
 	divided = "divided"  // a bucket that is divided among its flows
 
 	loudUser   = "loud"
@@ -114,14 +114,15 @@ func (s *flowScene) lines(mark style, width int) []string {
 		number("OF WHAT THEY ASK"), terminal.Column{Name: "LOUD ▒, QUIET █"})
 	for _, key := range []string{inOrder, divided} {
 		loud, quiet := s.rates(key)
-		all := max(s.buckets()[0].Policy.Rate.PerSecond(), loud+quiet) // above the rate while a full bucket lasts
+		// The sum exceeds the bucket's rate while a full bucket is used up.
+		all := max(s.buckets()[0].Policy.Rate.PerSecond(), loud+quiet)
 		t.Row(indent+key, fmt.Sprintf("%.0f/s", loud), fmt.Sprintf("%.1f/s", quiet/quietUsers), ofDemand(quiet),
 			bar("▒", loud/all)+bar("█", quiet/all))
 	}
 	return append(lines, tableLines(t, width)...)
 }
 
-// ofDemand returns which part of their demand the quiet users got.
+// ofDemand returns the part of their demand that the quiet users got, in percent.
 func ofDemand(quiet float64) string {
 	return fmt.Sprintf("%.0f %%", 100*quiet/(quietUsers*quietWants))
 }

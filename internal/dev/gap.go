@@ -15,8 +15,8 @@ const (
 	gapPoll = 15 * time.Millisecond
 	// keptRefills is the number of refills of a bucket that are remembered.
 	keptRefills = 300
-	// settledAfter is the number of refills after an event from which on its gap is known. The gap ends with the first or
-	// the second refill. The third is needed if the first is one that the killed replica had sent before.
+	// settledAfter is the number of refills after an event that must have come before its gap is known. The gap ends with
+	// the first or the second refill. The third is needed if the killed replica had already sent the first one.
 	settledAfter = 3
 )
 
@@ -95,8 +95,8 @@ func (g *gaps) add(d time.Duration) {
 	g.sorted = slices.Insert(g.sorted, i, d)
 }
 
-// String returns the median of the gaps, the longest gap and the number of kills. Of two gaps in the middle the median
-// is the longer one. It is empty if there are none.
+// String returns the median of the gaps, the longest gap and the number of kills. If two gaps are in the middle, the
+// median is the longer one. String returns "" if there are no gaps.
 func (g *gaps) String() string {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -28,15 +28,16 @@ var errEnough = errors.New("dev: the duration is over")
 // a pool.
 type scene interface {
 	title() string
-	// begin waits until there is something to show. The texts describe it, and list commands to try.
+	// begin waits until there is something to show. about describes it, and try lists commands for the user.
 	begin(ctx context.Context) (about, try []string, err error)
-	// demands returns what a region's consumer asks for, the watched bucket first.
+	// demands returns the demands of a region's consumer. The first one is for the watched bucket.
 	demands(region int) []demand
 	// acts are the scene's loops. Each runs until ctx ends.
 	acts() []func(ctx context.Context)
 	// ended is called when a replica ended without a request.
 	ended(r *replica, pid int, how string)
-	// refresh reads the state. The scene then shows it in some lines for a terminal of some width, or in a short one.
+	// refresh reads the state. lines and short return it as text: lines for a terminal of the given width, and short in
+	// one line.
 	refresh(ctx context.Context)
 	lines(s style, width int) []string
 	short() string

@@ -40,7 +40,7 @@ func (s *poolScene) demands(region int) []demand {
 	return []demand{{key: sharedPool, tokens: 3, wanted: func() float64 { return s.wanted(region) }}}
 }
 
-// wanted returns how many tokens per second the consumers of a region want.
+// wanted returns the rate that the consumers of a region want, in tokens per second.
 func (s *poolScene) wanted(region int) float64 {
 	if s.busy.Load() == int64(region) {
 		return busy
@@ -121,7 +121,7 @@ func (s *poolScene) cut(ctx context.Context) {
 // share is a region's share, as its store has it.
 type share struct {
 	rate   float64       // tokens per second in force
-	left   time.Duration // of its grant; 0: it has its floor
+	left   time.Duration // until the end of its grant; 0 if it has only its floor
 	tokens int64
 	err    error
 }

@@ -9,7 +9,7 @@ import (
 
 const (
 	barWidth = 20  // characters for the whole rate
-	wide     = 105 // from so many columns on, a bar and the remarks about its region are on one line
+	wide     = 105 // from this number of columns on, a bar and the remarks about its region are on one line
 )
 
 // state returns remarks about the state of a region.

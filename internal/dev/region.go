@@ -27,8 +27,8 @@ const (
 	oneWay    = 20 * time.Millisecond // delay from one of several regions to etcd, varied by up to a quarter
 )
 
-// A single region uses these ports if they are free. Only the playground that listens on guardPort does so. Another
-// playground on this machine avoids them, even while a process of the first one is about to listen.
+// A single region uses these ports if they are free and if it can listen on guardPort. So a second playground on this
+// machine avoids the ports, even while a process of the first one is about to listen on one of them.
 const (
 	redisPort = 16379
 	etcdPort  = 12379

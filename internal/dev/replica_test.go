@@ -32,7 +32,7 @@ func TestAReplicaThatDoesNotStopIsKilled(t *testing.T) {
 	require.Equal(t, "signal: killed", life.how)
 }
 
-// writerFunc is called for what is written.
+// writerFunc is a Writer that calls the function at each write.
 type writerFunc func()
 
 func (f writerFunc) Write(b []byte) (int, error) {

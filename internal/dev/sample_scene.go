@@ -107,7 +107,7 @@ func (s *sampleScene) try(victim *replica) []string {
 	}
 }
 
-// schedule returns in words when a bucket gets how many tokens.
+// schedule describes the rate or the schedule of a bucket.
 func schedule(p policy.Policy) string {
 	switch steps := p.Steps.(type) {
 	case nil:

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/cli/terminal"
 )
 
-// plainEvery is how often the status is printed where it can't be rewritten.
+// plainEvery is the time between two prints of the status on an output on which it can't be rewritten.
 const plainEvery = 5 * time.Second
 
 // screen is the output for people. It has lines that stay and, on a terminal, a status below them that is rewritten in

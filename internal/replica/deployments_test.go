@@ -35,8 +35,9 @@ func (s *syncedText) count(part string) int {
 	return strings.Count(s.text.String(), part)
 }
 
-// One set of templates is published in a Redis database, whatever prefixes a deployment has: two deployments with
-// templates need a database each. The one that gives way logs that once. Both refill their configured buckets.
+// Only one set of templates can be published in a Redis database. So two deployments with templates need a database
+// each, even if the prefixes of their templates differ. The deployment whose templates are replaced or refused logs
+// this once. Both deployments refill their configured buckets.
 func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)

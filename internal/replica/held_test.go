@@ -13,8 +13,8 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// The block of a consumer that died is shown, keeps its room in a strict bucket while it could still be used, and is
-// dropped then.
+// A consumer with a block has died. The status shows the block. In a strict bucket it has its room until its lease
+// ends, and then it is dropped.
 func TestTheBlockOfADeadConsumerIsDroppedWhenItsTimeIsOver(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

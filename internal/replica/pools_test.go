@@ -30,7 +30,7 @@ func onePool(rate string, capacity int, regions string) string {
 	return fmt.Sprintf("pools:\n  - {name: payments, rate: %s, capacity: %d, regions: {%s}}\n", rate, capacity, regions)
 }
 
-// share returns what a replica says of its region's part in the pool.
+// share returns the share of a replica's region in the pool, from the replica's status.
 func share(t *testing.T, r *replica.Replica) admin.Share {
 	t.Helper()
 	if s := r.Status(t.Context(), admin.Query{}); len(s.Pools.Shares) == 1 {
@@ -88,7 +88,7 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 	require.NotNil(t, peek(t, eu.Client(), "payments").Terms)
 	require.NotNil(t, peek(t, eu.Client(), "own").Terms)
 
-	// The rate is raised at run time: one region's word is enough.
+	// The rate is raised at run time. A new file in one region is enough.
 	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 2, "race",
 		onePool("2000/s", 6000, "eu: {weight: 3, floor: 100/s}, us: {floor: 50/s}")), "test"))
 	eventually(t, "the new rate is shared", near(2000))
@@ -103,7 +103,7 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 		return share(t, c).Rate > 0 && n > 0.995*500 && n < 1.000001*500
 	})
 
-	// A region leaves: its bucket is left with nothing.
+	// A region leaves the pool. Its bucket gets terms under which it may use nothing.
 	without := onePool("500/s", 3000, "eu: {weight: 3, floor: 50/s}, us: {floor: 20/s}")
 	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 4, "race", without), "test"))
 	eventually(t, "the others have it all", near(500))
@@ -131,15 +131,14 @@ func TestPoolsAreRefusedUnderTheSameVersion(t *testing.T) {
 	require.ErrorContains(t, r.Reload(poolConfig(t, "eu", server, etcd, 1, "race", onePool("200/s", 300, "eu: {}")),
 		"test"), "other pools")
 	eventually(t, "a single region has all of it", func() bool { return share(t, r).Rate == 100 })
-	// A file that says nothing of pools leaves them alone; one that says there
-	// are none ends them.
+	// A file without the field pools doesn't change the pools. A file with an empty list ends them.
 	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 2, "race", ""), "test"))
 	require.Equal(t, []string{"pools"}, r.Status(t.Context(), admin.Query{}).Reload.Restart)
 	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 3, "race", "pools: []\n"), "test"))
 	eventually(t, "the pool is over", func() bool { return peek(t, server.Client(), "payments").Terms.Capacity == 1 })
 }
 
-// Elections can stay on an etcd of the region while only the pools meet in another one.
+// The elections of a region can use an etcd of the region, while the pools use another one.
 func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	global, regional := testenv.Etcd(t, 1), testenv.Etcd(t, 1)

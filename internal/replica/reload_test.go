@@ -22,8 +22,7 @@ import (
 	"github.com/tokenrefill/refiller/refill"
 )
 
-// parse reads a configuration on the server with the text behind version and
-// buckets.
+// parse returns a configuration for the server at url. buckets is the text after the line "buckets:".
 func parse(t *testing.T, url string, version int64, buckets string) config.Config {
 	t.Helper()
 	cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil,
@@ -66,7 +65,7 @@ func peek(t *testing.T, rdb *redis.Client, key string) lua.PeekReply {
 	return p
 }
 
-// eventually waits for a state of the servers that nothing signals.
+// eventually polls until holds returns true. what describes the state that the test waits for.
 func eventually(t *testing.T, what string, holds func() bool) {
 	t.Helper()
 	require.Eventually(t, holds, 20*time.Second, 5*time.Millisecond, what)
@@ -80,7 +79,7 @@ func TestAStormOfReloadsMintsNothing(t *testing.T) {
 	t.Logf("seed %d", seed)
 	rng := rand.New(rand.NewPCG(seed, 0))
 
-	// The rate stays, so that what is due is known; all else changes.
+	// The rate stays the same, so that the number of due tokens is known. Everything else changes.
 	cfg := func(version int64) config.Config {
 		capacity, interval := 1_000_000+rng.Int64N(1_000_000), 20+rng.IntN(80)
 		return parse(t, server.URL(), version, fmt.Sprintf(

@@ -13,7 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// metrics returns what a replica exports.
+// metrics returns the text of a replica's metrics.
 func metrics(t *testing.T, r *replica.Replica) string {
 	t.Helper()
 	res, err := http.Get("http://" + r.Addr().String() + "/metrics")

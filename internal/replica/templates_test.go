@@ -85,8 +85,8 @@ func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	}}.Terms(policy.Fence{Epoch: 7}), got.Terms)
 }
 
-// A refilled template from the file to the consumer: any key has a bucket, which is refilled at the rate and within the
-// bound, while it isn't full, and whose limit follows the file.
+// A refilled template is tested from the file to the consumer. Every key has a bucket. While the bucket isn't full, it
+// is refilled at the template's rate and within the bound. Its capacity follows the file.
 func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
@@ -107,7 +107,7 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	for i := range 3 {
 		key := fmt.Sprintf("user:%d", i)
 		began := time.Now()
-		for range 4 { // the first is there, the others are refilled
+		for range 4 { // the bucket has the tokens for the first take, and must be refilled for the others
 			_, err := c.Wait(ctx, key, 100)
 			require.NoError(t, err)
 		}
@@ -136,8 +136,9 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	})
 }
 
-// A consumer believes a bucket's capacity for ten seconds. Lowered meanwhile, the bucket may be full when the consumer
-// takes from it as from one that isn't, which puts it in no active set. It is refilled all the same.
+// A consumer remembers a bucket's capacity for ten seconds. If the capacity is lowered in that time, the bucket may be
+// full although the consumer believes that it isn't. Then its take doesn't put the bucket into the active set. The
+// bucket is refilled all the same.
 func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)
@@ -165,8 +166,8 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	eventually(t, "it is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
 }
 
-// Replicas that start with a later file know from Redis which templates the earlier one had. A drained bucket of these
-// is refilled by the template that matches it now, before its next take.
+// Replicas that start with a later file read from Redis which templates the earlier file had. If a bucket of such a
+// template is empty, it is refilled under the template that matches it now, even before its next take.
 func TestNewReplicasRefillBucketsOfFormerPrefixes(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)

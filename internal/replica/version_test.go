@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// A leader whose file is older than a standby's keeps none of its policies in force: not for a bucket, not for a
-// template's, not after a loss of Redis, and not for what only the later file has.
+// A leader has an older file than a standby. None of the older policies stays in force: neither of a bucket nor of a
+// template, and not after a loss of Redis either. Buckets that only the later file has are refilled, too.
 func TestAStandbysLaterFileIsInForceWithinASecond(t *testing.T) {
 	t.Parallel()
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
@@ -61,7 +61,7 @@ templates: [{prefix: "user:", capacity: 10, rate: 10/s, interval: 100ms}]
 			}
 			return true
 		})
-		time.Sleep(time.Second) // what may be in force until then is the promise itself
+		time.Sleep(time.Second) // the promise allows older policies to be in force for this time
 		for _, key := range keys {
 			began := time.Now()
 			taken := int64(0)

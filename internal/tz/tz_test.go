@@ -37,8 +37,8 @@ func TestChange(t *testing.T) {
 	}
 }
 
-// These rules are of no real place: a change within a day of another one for which ZoneBounds has no end, and changes
-// that leave the offset as it is.
+// These rules belong to no real zone. They include a change within a day of another change for which ZoneBounds has no
+// end, and changes that leave the offset as it is.
 func TestChangeByAnyRule(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2028, 12, 31, 18, 0, 0, 500, time.UTC)

@@ -51,7 +51,7 @@ func TestAChangeOfTheValueIsReported(t *testing.T) {
 		}
 	}
 	next("two")
-	put("two") // which changes nothing
+	put("two") // the same value again is no change
 	put("three")
 	next("three")
 	_, err := client.Delete(t.Context(), "/refiller/config")
@@ -67,7 +67,7 @@ func TestAChangeOfTheValueIsReported(t *testing.T) {
 	put("five")
 	next("five")
 
-	// An etcd that begins anew counts from a lower revision than the watch.
+	// After etcd has lost its data, its revisions begin below the revision of the watch.
 	member.Kill()
 	require.NoError(t, os.RemoveAll(filepath.Join(member.Dir(), "data")))
 	member.Restart()

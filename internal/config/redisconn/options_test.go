@@ -69,7 +69,7 @@ func TestOpenReachesOneServerAndItsDatabase(t *testing.T) {
 
 func TestOpenReachesASocket(t *testing.T) {
 	t.Parallel()
-	dir, err := os.MkdirTemp("", "r") // short: a socket's path has about 100 bytes
+	dir, err := os.MkdirTemp("", "r") // a short name, since the path of a socket has at most about 100 bytes
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	path := filepath.Join(dir, "s")
@@ -196,8 +196,8 @@ func TestCredentialsBesideTheURLBeatThoseInIt(t *testing.T) {
 	require.NotContains(t, err.Error(), "hunter2")
 }
 
-// silentServer answers the handshake of a connection with an error, so that the client goes on, and counts PINGs that
-// it never answers.
+// silentServer starts a server that never answers a PING. It counts the PINGs. It answers the handshake of a connection
+// with an error, after which the client continues.
 func silentServer(t *testing.T) (addr string, pings *atomic.Int64) {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -321,7 +321,7 @@ func TestSetLoggerLogsTheClientAtDebugLevel(t *testing.T) {
 	var out bytes.Buffer
 	redisconn.SetLogger(hclog.New(&hclog.LoggerOptions{Output: &out, Level: hclog.Debug, JSONFormat: true}))
 	t.Cleanup(func() { redisconn.SetLogger(nil) })
-	redis.NewClient(&redis.Options{Addr: "h:1", ReadBufferSize: 1}) // which go-redis remarks on
+	redis.NewClient(&redis.Options{Addr: "h:1", ReadBufferSize: 1}) // go-redis logs a message about the size
 	require.Contains(t, out.String(), `"@message":"redis client"`)
 	require.Contains(t, out.String(), "ReadBufferSize")
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-// writesTwice fills memory by its first write.
+// writesTwice is a script whose first write fills the memory.
 const writesTwice = `
 redis.call('SET', KEYS[1], string.rep('x', 8000000))
 return redis.call('SET', KEYS[2], 'y')`

@@ -39,8 +39,8 @@ func TestTheStoreRunsTheScripts(t *testing.T) {
 	requireFree(t, s.Addr())
 }
 
-// The store's keys expire by themselves, so the limiters of package limit, whose
-// keys all do, work on it as on Redis.
+// The store removes keys when they expire. All keys of the limiters of package limit expire, so the limiters work on
+// the store as on Redis.
 func TestTheStoreExpiresTheKeysOfLimiters(t *testing.T) {
 	t.Parallel()
 	s, err := devserver.StartRedis(0)

@@ -8,7 +8,8 @@ import (
 	"syscall"
 )
 
-// portAttempts bounds how often a server is started again because another program took its port meanwhile.
+// portAttempts is the most attempts to start a server. An attempt fails if another program uses the free port before
+// the server does.
 const portAttempts = 5
 
 // FreeAddr returns a loopback address without a listener: the one with the preferred port if that is free, otherwise
