@@ -102,7 +102,7 @@ local function all_made(first, last, paid)
   return runs
 end
 
--- answer_all adds the reply for a bucket all of whose takes were made. They took tokens, and the flows paid for sum of
+-- answer_all adds the reply for a bucket if all of its takes were made. They took tokens, and the flows paid for sum of
 -- these. paid has, for each run, the number of tokens for which the flow paid.
 local function answer_all(left, tokens, sum, paid)
   local r = #reply

@@ -36,7 +36,7 @@ for i = 1, n do
   if there or call('EXISTS', key) == 1 then
     left = pcall('DECRBY', key, total)
     if type(left) == 'table' then
-      -- Any other error is one of the first write, so nothing has been taken yet.
+      -- Any other error comes from the first write of the script, so nothing has been taken yet.
       local err = left.err
       if not (err:find('WRONGTYPE') or err:find('not an integer') or err:find('would overflow')) then return left end
       left = -1

@@ -49,7 +49,7 @@ if type(first) == 'table' then
   return {3, keys + 1}
 end
 
--- again returns the reply to a request that was charged before. got says what the request got then.
+-- again returns the reply to a request that was charged before. got is the text of what the request got then.
 local function again(got)
   local reply, b = {1}, 0
   for fits, left, era, paid in string.gmatch(got, ' ([01]) (%-?%d+) (%d+) (%d+)') do

@@ -79,7 +79,7 @@ local function taken(runs, p, tokens, in_line)
   local closed = false
   for r, run in ipairs(runs) do
     run.least = least(run.leave, p and p.capacity or 0)
-    -- Tokens only fall, so the takes of a run that fit are its first ones.
+    -- The number of tokens only falls. So the takes of a run that fit are its first ones.
     local fit = closed and 0 or max(0, min(run.count, floor((tokens - run.least) / run.each)))
     made[r], tokens = fit, tokens - fit * run.each
     wanting = wanting or fit < run.count
@@ -90,7 +90,8 @@ end
 
 -- create creates a template's missing bucket in s, or adopts a foreign client's bucket. It returns the policy and the
 -- tokens. The caller writes the tokens. If the bucket may not be created, s stays as it is, and the third result is the
--- reply that says why. If no take would fit into a new bucket, s stays as it is, too, and there is no third result.
+-- reply that gives the reason. If no take would fit into a new bucket, s stays as it is, too, and there is no third
+-- result.
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
@@ -133,10 +134,10 @@ local function later(t, p)
   return q and q.version > p.version and q or p
 end
 
--- follow credits a budget the steps that have come. It also switches the bucket to the template's policy if that is of
--- a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
--- either of them. If it did, the caller writes the tokens. If it can't do this, it changes nothing, and the last result
--- is the reply that says why.
+-- follow credits the steps that have come to a budget. It also switches the bucket to the template's policy if that is
+-- of a later version than the policy in force. It returns the policy then in force, the tokens, and whether it changed
+-- either of them. If it did, the caller writes the tokens. If follow can't do this, it changes nothing, and its last
+-- result is the reply that gives the reason.
 local function follow(s, k, t, p, tokens)
   local q = later(t, p)
   local step = s.step
@@ -255,7 +256,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
     local fit, wait = made[r] or 0, 0
     if fit < run.count then
       wait = s.era and wait_us(s, p, left, run.each + run.least, now) or -1
-      -- Takes that could never be made are not counted as demand of a pool.
+      -- Takes that could never be made don't count as denied.
       local want = run.n > 0 and (run.count - fit) * run.n or fit == 0 and run.count or 0
       if p and (run.n > 0 and run.n + run.least or run.count) <= p.capacity then denied = denied + want end
     end
