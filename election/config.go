@@ -20,7 +20,7 @@ const (
 	maxPrefix   = 256
 )
 
-// Config says how an [Elector] takes part in an election.
+// Config configures an [Elector].
 type Config struct {
 	// Client is the connection to etcd. The caller closes it after Run has returned.
 	Client *clientv3.Client
@@ -34,7 +34,7 @@ type Config struct {
 
 	// TTL is how long etcd keeps the key of a candidate that has stopped renewing its lease: whole seconds, from 1s to
 	// 10m. A shorter TTL replaces a dead leader sooner; a longer one survives longer disturbances of etcd. etcd may grant
-	// a longer time: at its default settings at least 2s.
+	// a longer time. At its default settings it grants at least 2s.
 	TTL time.Duration
 
 	// SafetyMargin is how long before the earliest end of its lease a leader stops trusting its term. Its range is from a

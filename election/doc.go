@@ -23,20 +23,25 @@
 // on the monotonic clock of this process. etcd counts the TTL from the time at which it handles the request, which is
 // later. So a slow answer never extends the window beyond the lease. A renewal is sent after each third of the window.
 //
-// If the window ends before a renewal has extended it, the context of lead, the function that Run calls, is cancelled
-// with [ErrLeadershipLost] as its cause, and the term is never trusted again. When the context of Run ends, renewals
-// continue until lead has returned. So the term stays trusted while lead finishes.
+// Run calls a function lead for each term. If the window ends before a renewal has extended it, the context of lead is
+// cancelled with [ErrLeadershipLost] as its cause, and the term is never trusted again. When the context of Run ends,
+// renewals continue until lead has returned. So the term stays trusted while lead finishes.
 //
 // After a process was stopped, it may run a few instructions of lead before lead's context is cancelled. So check
 // [Term.Remaining], or better, fence by epoch, before an action that two leaders must not both take.
 //
 // # What is not promised
 //
-// Two trusted leaders at once are excluded only under these conditions: the clocks of the leader and of etcd run at
-// rates that differ by less than SafetyMargin/TTL, no machine is suspended, and keys and leases end by expiry or
-// resignation. If an operator deletes the leader's key, a second leader may begin before the first one has detected it.
-// If lead ignores its context and continues, the elector can't stop it. Meanwhile it neither resigns nor renews the
-// lease. A caller that needs more than this fences by epoch. Refills are safe even if two leaders refill.
+// Two trusted leaders at once are excluded only under these conditions:
+//
+//   - The clocks of the leader and of etcd run at rates that differ by less than SafetyMargin/TTL.
+//   - No machine is suspended.
+//   - Keys and leases end by expiry or resignation. If an operator deletes the leader's key, a second leader may begin
+//     before the first one has detected the deletion.
+//
+// If lead ignores the end of its context and continues, the elector can't stop it. As long as lead continues, the
+// elector neither resigns nor renews the lease. A caller that needs more than this fences by epoch. Refills are safe
+// even if two leaders refill.
 //
 // # Permissions
 //

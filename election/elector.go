@@ -44,7 +44,8 @@ const maxBackoff = 4
 //
 // # What happens when …
 //
-//   - lead returns: an error is logged; the elector resigns and campaigns again after RetryInterval (with jitter).
+//   - lead returns: the elector logs its error, if there is one, resigns, and campaigns again after RetryInterval (with
+//     jitter).
 //   - the context of Run ends: the context of lead ends, too. Run waits for lead, resigns and returns. The next
 //     candidate wins within milliseconds.
 //   - the leader dies or is cut off from etcd: its term ends SafetyMargin before its lease. Another candidate leads one
@@ -91,8 +92,8 @@ func newElector(cfg Config, s store) *Elector {
 //
 // The context of lead ends when ctx ends. It also ends when the term can't be trusted any longer, and then its cause is
 // [ErrLeadershipLost]. lead must return soon after its context has ended. Run resigns only after lead has returned. If
-// lead returns earlier, Run logs its error, resigns, and campaigns again after a pause. Run never makes two calls of
-// lead at the same time.
+// lead returns earlier, Run logs its error, if there is one, resigns, and campaigns again after a pause. Run never
+// makes two calls of lead at the same time.
 //
 // After ctx has ended and lead has returned, Run returns within ResignTimeout, even if etcd doesn't answer.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context, term Term) error) error {

@@ -37,9 +37,9 @@ func (s *etcdStore) grant(ctx context.Context, ttl time.Duration) (leaseID, time
 	return leaseID(resp.ID), time.Duration(resp.TTL) * time.Second, nil
 }
 
-// renew doesn't use the client's KeepAliveOnce, which retries without a pause for as long as no endpoint answers. If a
-// stream that was used before fails, renew tries once more with a new stream, because the connection or the login of
-// the old one may have ended.
+// renew doesn't use the client's KeepAliveOnce, which retries without a pause for as long as no endpoint answers. If
+// the open stream fails, renew tries once more with a new stream. The connection or the login of the old stream may
+// have ended.
 func (s *etcdStore) renew(ctx context.Context, id leaseID) (time.Duration, error) {
 	reused := s.stream != nil
 	ttl, err := s.renewOnce(ctx, id)

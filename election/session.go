@@ -16,8 +16,8 @@ type session struct {
 	lease   leaseID
 	trust   *trust
 
-	// ctx is for campaigning and leading. It ends with the context of Run. It also ends if the lease or the key is lost,
-	// and then its cause is ErrLeadershipLost.
+	// ctx is for campaigning and leading. It ends with the context of Run. It also ends when the trust window ends or the
+	// lease or the key is lost, and then its cause is ErrLeadershipLost.
 	ctx  context.Context
 	lose context.CancelCauseFunc
 
@@ -85,7 +85,8 @@ func (s *session) watchTrust() {
 }
 
 // renew keeps the lease alive. It sends a renewal when a third of the trust window has passed since the last successful
-// request was sent, and sooner after a failure. The lease was requested at the instant sent, with the TTL granted.
+// request was sent, and sooner after a failure. sent is an instant just before the request for the lease was sent.
+// granted is the lease's TTL.
 func (s *session) renew(sent time.Time, granted time.Duration) {
 	e := s.elector
 	period := e.requestTimeout(granted)

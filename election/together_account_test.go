@@ -315,8 +315,8 @@ func (a *account) judge(calm time.Duration) []error {
 	return faults
 }
 
-// judgeWindows bounds what was taken: taken ≤ C + R·(t − s) + R·min(τ, e) + 1 + slack for every window from just
-// before one take to another.
+// judgeWindows checks that the takes of every window are within the bound C + R·(t − s) + R·min(τ, e) + 1 + slack. A
+// window begins just before one take and ends with another.
 func (a *account) judgeWindows() []error {
 	t := a.terms(0)
 	rate := float64(t.Tokens) / float64(t.Per) // per µs

@@ -460,7 +460,7 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	case 4:
 		jump := d.upTo(10 * time.Second)
 		if d.float() < 0.5 {
-			jump /= 200 // too little to notice
+			jump /= 200 // too little to be detected
 		}
 		r.change(func() { r.step(-jump) })
 	case 5: // far ahead for a moment

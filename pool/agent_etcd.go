@@ -56,7 +56,7 @@ func (a *Agent) follow(ctx context.Context, events chan<- entry, keys []string) 
 			return err
 		}
 	}
-	timing.Signal(a.changed) // our settings may be later than those that were read
+	timing.Signal(a.changed) // our settings may be later than the settings that were read
 	watched := make(chan error, 1)
 	wg.Go(func() { watched <- a.registry.watch(ctx, revision+1, events, keys...) })
 	again := time.NewTicker(a.timing.Lease)
@@ -89,8 +89,8 @@ func (a *Agent) inEtcd(ctx context.Context) (config entry, err error) {
 }
 
 // recheck reads and applies the settings in etcd again. If they were deleted, or are older than the settings that this
-// agent knows, the agent then proposes its settings. No event may report such a change: etcd may have been restored
-// while this region was cut off, and its revisions may be higher again than those that were read before.
+// agent knows, the agent then proposes its settings. It is possible that no event reports such a change: etcd may have
+// been restored while this region was cut off, and by now its revisions may be higher than before.
 func (a *Agent) recheck(ctx context.Context, events chan<- entry) {
 	config, err := a.inEtcd(ctx)
 	if err == nil {

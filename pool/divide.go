@@ -7,8 +7,8 @@ import (
 )
 
 // Divide returns the rate at which a coordinator aims for each region. All rates are in tokens per second. demand has
-// the demand of each region that is alive. silent has the floor of each region that doesn't report: such a region keeps
-// that floor or its floor in p, whichever is higher. A region in neither map has rate 0.
+// the demand of each region that is alive. silent has the floor of each region that doesn't report. Such a region keeps
+// this floor, or its floor in p if that is higher. A region in neither map has rate 0.
 func (p Pool) Divide(demand, silent map[string]float64) map[string]float64 {
 	u := p.unit()
 	shares, rest := map[string]float64{}, u.total

@@ -9,12 +9,12 @@
 // A [Pool] is a bucket of the same name in every region. Each region has a floor, which is always reserved for it. A
 // coordinator lends the rest of the rate to the regions as grants, according to their demand ([policy.Allocate]).
 //
-// Every replica of a region runs an [Agent]. Once in each period H, one agent of the region reports a ticket to etcd:
-// the time of the region's Redis, the bucket's era, the fence in force, and how many tokens were consumed and denied.
-// One replica of all regions is elected to run the [Coordinator]. It answers each ticket with a grant. A grant is a
-// rate that applies in this era, until ticket + L on the clock of the region's Redis, and it has a fence (epoch, seq).
-// The agent puts the grant in force by an ordinary refill call. When the grant ends, the refill script uses the floor
-// again, even if no other process runs.
+// Every replica of a region runs an [Agent]. Once in each period H, one agent of the region reports a ticket to etcd. A
+// ticket has the time of the region's Redis, the bucket's era, the fence in force, and the numbers of tokens that were
+// consumed and denied. One replica of all regions is elected to run the [Coordinator]. It answers each ticket with a
+// grant. A grant is a rate that applies in the ticket's era, until the ticket's time + L on the clock of the region's
+// Redis. It has a fence, which consists of the pool epoch and a sequence number. The agent puts the grant in force by
+// an ordinary refill call. When the grant ends, the refill script uses the floor again, even if no other process runs.
 //
 // # Why the rate is never exceeded
 //

@@ -33,7 +33,7 @@ type declared int
 const (
 	inUse    declared = iota
 	draining          // it must use nothing; its share counts until it has acknowledged that
-	fenced            // it uses nothing, whatever it was offered
+	fenced            // it uses nothing, so none of its offers counts
 )
 
 func decodeFencing(text string) (f Fencing, err error) {

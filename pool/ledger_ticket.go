@@ -12,7 +12,7 @@ import (
 // The order of the steps is the safety argument:
 //
 //  1. Tickets of a server that isn't the region's are ignored.
-//  2. A ticket of a later era voids the offers made to earlier ones, whatever else it shows.
+//  2. A ticket of a later era voids all offers that were made to earlier eras.
 //  3. An acknowledgement is applied even if a later ticket was applied before, because it stays true.
 //  4. Everything else in an older ticket is out of date.
 //  5. Terms that the bucket has in force without an offer count against the pool.

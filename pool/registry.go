@@ -78,7 +78,7 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 //	lead/…          the election of the coordinator
 //	rep/<region>    the region's tickets, of all pools in one write a period
 //	share/<region>  the region's grants, and older ones that it may still use
-//	fence/<region>  an operator has declared that the region uses nothing, or is to use nothing
+//	fence/<region>  an operator's declaration that the region uses nothing, or that it must use nothing
 //
 // # When etcd is restored
 //

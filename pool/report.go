@@ -35,8 +35,8 @@ type ticket struct {
 	kind                  kind
 	tokens, added, denied int64
 
-	// terms are the terms in force. Those of a pool's bucket have fence, capacity, floor, and the grant, even if it has
-	// ended. Those of a plain bucket have its capacity and rate.
+	// terms are the terms in force. For a pool's bucket they have the fence, the capacity, the floor and the grant, even
+	// if the grant has ended. For a plain bucket they have the capacity and the rate.
 	terms policy.Terms
 	usage // at the ticket's instant
 }

@@ -115,9 +115,9 @@ type simRedis struct {
 	// That refill voids the grant.
 	pending      bool
 	pendingSince time.Time
-	// suspectEra is the era in which the clock was last set back. If no replica refilled meanwhile, the script can't
-	// detect that, and the grant of this era may last too long. suspectUntil is the time by which an agent must have
-	// detected it.
+	// suspectEra is the era in which the clock was last set back. If no replica refills until the clock has caught up, the
+	// script can't detect this, and the grant of the era may last too long. suspectUntil is the time by which an agent
+	// must have detected it; zero while no agent can read the server.
 	suspectEra   int64
 	suspectUntil time.Time
 	copies       []simCopy

@@ -10,10 +10,10 @@ import (
 // survives failures of the region's Redis, its replicas and the coordinator: each report has the usage, so that another
 // replica continues from the last report.
 //
-// From one ticket to the next in an era of the bucket, it grows by the tokens that refills added, less the change of
-// the tokens in the bucket. Two kinds of tokens aren't counted: those taken between the last ticket of an era and the
-// first ticket of the next one, and those dropped because the capacity became smaller. Tokens that an operator grants
-// count as given back. Tokens that an operator's reset removes count as taken.
+// From one ticket to the next in an era of the bucket, the usage grows by the tokens that refills added, less the
+// change of the tokens in the bucket. Tokens that are taken between the last ticket of an era and the first ticket of
+// the next era aren't counted. Neither are tokens that are dropped because the capacity became smaller. Tokens that an
+// operator grants count as given back. Tokens that an operator's reset removes count as taken.
 type usage struct {
 	used  int64 // never falls
 	ahead int64 // tokens of used that were given back; this number can be taken again before used rises

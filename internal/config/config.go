@@ -160,7 +160,7 @@ func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	return c, nil
 }
 
-// overlay replaces the file's values by those of the environment and then by those of the flags. It reports variables
+// overlay replaces the file's values by values of the environment and then by values of the flags. It reports variables
 // that are misspelled.
 func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
 	d.LayEnvironment(env)
@@ -185,7 +185,8 @@ var families = []string{"REFILLER_REDIS_", "REFILLER_ETCD_", "REFILLER_ELECTION_
 // holds a secret.
 func Variables() []fields.Variable { return fields.New(kinds, &file{}).Variables() }
 
-// share replaces the file's values by those of the shared part. version is that of the file.
+// share replaces values of the file by values of the shared part, if the version of the shared part is higher. version
+// is the version of the file.
 func share(d *fields.Decoder, s Shared, version int64) {
 	var a agreed
 	shared := fields.New(kinds, &a)

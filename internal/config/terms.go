@@ -17,8 +17,8 @@ type Difference struct {
 	File    string `json:"file"`     // empty if the file doesn't have the field
 }
 
-// Differences returns the differences between the terms of a bucket that are in force and those of a file. It ignores
-// fences and the grants of pools.
+// Differences returns the differences between the terms of a bucket that are in force and the terms of a file. It
+// ignores fences and the grants of pools.
 func Differences(inForce, file policy.Terms) []Difference {
 	var list []Difference
 	was, is := written(inForce), written(file)

@@ -162,7 +162,7 @@ func (p *playground) watch(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// introduction returns the text that is shown once everything runs, for a terminal with so many columns.
+// introduction returns the text that is shown once everything runs, for a terminal with width columns.
 func (p *playground) introduction(about, try []string, s style, width int) []string {
 	origin := map[bool]string{true: "embedded", false: "yours"}
 	t := terminal.NewTable(terminal.Column{}, terminal.Column{}, terminal.Column{Text: true})

@@ -148,7 +148,8 @@ func (s *poolScene) refresh(ctx context.Context) {
 }
 
 // bound returns the largest number of tokens that all regions may have admitted. It is the sum of the tokens that the
-// buckets held, of those that fell due, and of those that full buckets got for the time before the first take.
+// buckets held, the tokens that have fallen due since, and the tokens that a refill may credit for the time before the
+// first take.
 func (s *poolScene) bound() int64 {
 	return sharedStock + int64(math.Ceil(sharedRate*(s.elapsed+policy.DefaultInterval).Seconds()))
 }

@@ -64,9 +64,9 @@ func GiveBack(ctx context.Context, l limit.Limiter, key string, d limit.Decision
 	return nil
 }
 
-// Bound returns a context and options for a call of a limiter about a key. A timeout above 0 bounds the call. With 0, a
-// limiter that measures the distance of its server bounds the call itself, as a fetch.Client does, so that it can
-// answer by a bucket's degraded mode. Any other limiter gets fallback.
+// Bound returns a context and options for a call of a limiter about a key. A timeout above 0 is the time limit of the
+// call. If timeout is 0, a limiter with a method Timeout, such as a fetch.Client, applies its own time limit. So it can
+// still answer by the bucket's degraded mode. Any other limiter gets the time limit fallback.
 func Bound(ctx context.Context, l limit.Limiter, key string, timeout, fallback time.Duration) (
 	context.Context, context.CancelFunc, []fetch.CallOption,
 ) {

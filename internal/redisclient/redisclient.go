@@ -7,7 +7,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// IsNil reports whether there is no client: a nil interface, or a nil pointer in it.
+// IsNil reports whether rdb is a nil interface or contains a nil pointer.
 func IsNil(rdb redis.UniversalClient) bool {
 	v := reflect.ValueOf(rdb)
 	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()

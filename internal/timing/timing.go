@@ -7,8 +7,8 @@ package timing
 
 import "time"
 
-// Sleep waits for d and reports true, or reports false as soon as done is closed. Done is the channel of a context, or
-// of a Close. If it is closed already, Sleep reports false, whatever d is.
+// Sleep waits for d and returns true. It returns false as soon as done is closed, and at once if done is closed
+// already. done is the Done channel of a context, or a channel that a Close method closes.
 func Sleep(done <-chan struct{}, d time.Duration) bool {
 	select {
 	case <-done:
@@ -28,7 +28,7 @@ func Sleep(done <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// Doubled returns first, which is positive, doubled n times, and at most most. A negative n counts as 0.
+// Doubled returns first, doubled n times, but at most most. first must be positive. A negative n counts as 0.
 func Doubled(first time.Duration, n int, most time.Duration) time.Duration {
 	for d := first; ; d *= 2 {
 		if d >= most || d > most/2 && n > 0 {
@@ -46,8 +46,8 @@ func Between(random func() float64, least, most time.Duration) time.Duration {
 	return least + time.Duration(random()*float64(most-least))
 }
 
-// Signal wakes the goroutine that reads from c, now or when it reads next. The channel has room for one signal, which
-// also represents those that follow before it is read.
+// Signal wakes the goroutine that reads from c, now or when it reads next. The channel must have room for one signal.
+// If c already holds a signal, Signal does nothing.
 func Signal(c chan<- struct{}) {
 	select {
 	case c <- struct{}{}:

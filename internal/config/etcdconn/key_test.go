@@ -17,7 +17,7 @@ import (
 
 const patience = 30 * time.Second
 
-// A change is reported once, whether the watch received it or etcd was unavailable meanwhile.
+// A change is reported once, both if the watch receives it and if etcd is unavailable when the value changes.
 func TestAChangeOfTheValueIsReported(t *testing.T) {
 	t.Parallel()
 	etcd := testenv.Etcd(t, 1)

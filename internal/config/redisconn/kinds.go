@@ -41,7 +41,7 @@ func urlKind() fields.Kind {
 }
 
 // Settle reports the errors in options that a Decoder has read at a path. If an address has credentials, they replace
-// those of earlier layers.
+// the credentials of earlier layers.
 func (o *Options) Settle(d *fields.Decoder, at fields.Path) {
 	if o.URL.Username != "" || !o.URL.Password.IsZero() {
 		url := d.Layer(at.Field("url"))

@@ -22,8 +22,9 @@ var refusals = []string{"NOAUTH", unauthenticated, "WRONGPASS", "NOPERM", "LOADI
 // such a reply only for its first write, because a server does not stop a script that has written something.
 var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
 
-// alerts are the TLS alerts of a server that refuses a connection: handshake failure, certificates that are bad,
-// unsupported, revoked, expired or unknown, unknown authority, access denied, certificate required.
+// alerts are the TLS alerts of a server that refuses a connection. Their meanings, in this order: handshake failure,
+// bad certificate, unsupported certificate, certificate revoked, certificate expired, certificate unknown, unknown
+// authority, access denied, certificate required.
 var alerts = []tls.AlertError{40, 42, 43, 44, 45, 46, 48, 49, 116}
 
 // PasswordAdvice is the advice for users about an error of WantsPassword.
