@@ -156,7 +156,7 @@ func (a *Agent) propose(ctx context.Context) error {
 	return err
 }
 
-// compare logs if this agent's settings are ignored. They are if they differ from the settings in force and their
+// compare logs if this agent's settings are ignored. This is so if they differ from the settings in force and their
 // version is not higher.
 func (a *Agent) compare(ours, theirs Settings) {
 	switch {

@@ -77,7 +77,7 @@ func (a *account) lapse(now time.Time) {
 	}
 }
 
-// convert converts a rate to units, rounded up. The rate is the number of tokens every per microseconds.
+// convert converts a rate to units, rounded up. The rate is a number of tokens in a time of per µs.
 func (u unit) convert(tokens, per int64) int64 {
 	if per == u.per {
 		return tokens
@@ -85,8 +85,8 @@ func (u unit) convert(tokens, per int64) int64 {
 	return mulDivUp(tokens, u.per, per)
 }
 
-// termsOf returns the terms of a region with a floor and a grant up to rate. Both are numbers of tokens every per
-// microseconds. The caller sets the end of the grant.
+// termsOf returns the terms of a region with a floor and a grant up to rate. Both are numbers of tokens in a time of
+// per µs. The caller sets the end of the grant.
 func termsOf(rate, floor, capacity, per int64, interval time.Duration) policy.Terms {
 	t := policy.Terms{
 		Pool: true, Capacity: capacity, Tokens: floor, Per: per, Interval: interval.Microseconds(), GrantTokens: rate,

@@ -283,7 +283,8 @@ func (l *ledger) sum() PoolSum {
 }
 
 // waits returns the regions for which the pool waits before it opens. They are not fenced, and have not acknowledged
-// its terms here. Their buckets may belong to another prefix or to no pool, so their rates are unknown.
+// its terms in this etcd under this prefix. Their buckets may belong to another prefix or to no pool, so their rates
+// are unknown.
 func (l *ledger) waits() (regions []string) {
 	if l.pool == nil || l.open {
 		return nil

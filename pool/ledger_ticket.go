@@ -70,7 +70,8 @@ func (a *account) outdates(t ticket) bool {
 	return !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now
 }
 
-// isForeign reports whether an unacknowledged ticket shows a grant of the pool that is later than every offer.
+// isForeign reports whether a ticket shows a grant of the pool that is later than every offer. The ticket must not
+// acknowledge an offer.
 func (l *ledger) isForeign(region string, a *account, t ticket) bool {
 	_, member := l.parts[region]
 	later := a.newestFence().Before(t.terms.Fence) || t.terms.GrantEnd > a.lastEnd

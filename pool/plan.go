@@ -146,8 +146,8 @@ func (l *ledger) survey(m planInput) (live []member, free, room, rest int64) {
 	return live, free, room, max(rest, floors)
 }
 
-// reserved returns the rate that a region may be using if it has acknowledged nothing here. That is the floor in its
-// file. In a pool that lends already, it is at least the region's part by weight.
+// reserved returns the rate that a region may be using if it has acknowledged no offer of this pool. That is the floor
+// in its file. In a pool that lends already, it is at least the region's part by weight.
 func (l *ledger) reserved(p part) int64 {
 	if !l.open {
 		return p.floor

@@ -182,8 +182,8 @@ func (p Pool) maxElapsed() int64 {
 	return max(2*time.Second, 5*p.interval()).Microseconds()
 }
 
-// unit is the unit in which the rates of a pool are counted. It is one token every per microseconds. total is the
-// pool's rate in this unit.
+// unit is the unit in which the rates of a pool are counted: one token in a time of per µs. total is the pool's rate in
+// this unit.
 type unit struct{ total, per int64 }
 
 // perSecond converts a rate of n units to tokens per second.
@@ -192,7 +192,7 @@ func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.p
 // units converts a rate in tokens per second to units.
 func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
 
-// resolution is the least total of a unit. total is less only if per would become too large otherwise.
+// resolution is the least total of a unit. If per would become too large, total may be less.
 const resolution = 1_000_000
 
 // unit returns a unit in which the pool's rate is a large number, so that it can be divided finely.

@@ -11,7 +11,7 @@ import (
 // this release doesn't misread its records.
 const format = "1"
 
-// maxEpoch is the highest epoch that a record may have. It leaves room for higher ones.
+// maxEpoch is the highest epoch that a record may have. A coordinator must be able to use a higher one.
 const maxEpoch = 1 << 51
 
 // table encodes lines, which consist of a name and numbers. A name may have several lines. Each number is written as

@@ -68,7 +68,7 @@ type RegionStatus struct {
 	Unreadable  bool      `json:"unreadable,omitempty"` // some record of it can't be read
 	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus waited
 	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too
-	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool here
+	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool in this etcd
 	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
 	Configured  bool      `json:"configured"`
 }
@@ -223,7 +223,7 @@ func (rec records) ledger(p Pool) *ledger {
 	return l
 }
 
-// records are the decoded records of all pools in etcd. Shares, reports and fences are by region.
+// records are the decoded records of all pools in etcd. The keys of shares, reports and fences are regions.
 type records struct {
 	settings Settings
 	shares   map[string]share

@@ -136,7 +136,7 @@ func (t *term) rest(next time.Time) time.Duration {
 	return at.Sub(t.now())
 }
 
-// plan plans for the pools that need it.
+// plan makes new plans for the pools whose plans may have changed.
 func (t *term) plan(now time.Time) {
 	if !t.restoredUntil.IsZero() && !now.Before(t.restoredUntil) {
 		t.restoredUntil = time.Time{}

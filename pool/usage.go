@@ -53,8 +53,7 @@ func (b *bucket) count(t ticket) ticket {
 	return t
 }
 
-// usageOnly returns a ticket that has only the usage, and no instant. The usage can continue from it as from this
-// ticket.
+// usageOnly returns a ticket that has only the usage, and no instant. usageFrom continues from it as it would from t.
 func (t ticket) usageOnly() ticket {
 	t.now, t.denied = 0, 0
 	t.terms = policy.Terms{Pool: t.terms.Pool, Capacity: t.terms.Capacity, Per: t.terms.Per}
