@@ -14,7 +14,7 @@ import (
 type fakeServer struct {
 	// fast is how much sooner than its TTL a lease ends, as if the server's clock ran fast.
 	fast time.Duration
-	// grantTTL, unless zero, is granted instead of the TTL asked for.
+	// grantTTL, unless it is zero, is granted instead of the requested TTL.
 	grantTTL time.Duration
 
 	mu       sync.Mutex
@@ -124,7 +124,7 @@ func (s *fakeServer) countLeases() int {
 	return len(s.leases)
 }
 
-// call is one request on its way.
+// call describes how one request travels to the server, and its answer back.
 type call struct {
 	refused    error         // answer at once with this error
 	there      time.Duration // travel time of the request

@@ -162,7 +162,7 @@ func contend(t *testing.T, seed uint64) {
 	const (
 		candidates = 4
 		stormy     = 3 * time.Minute // the shortest time for which faults occur
-		enough     = 5               // faults occur until this many terms have begun
+		enough     = 5               // faults occur at least until this many terms have begun
 		patience   = 3 * time.Hour   // the longest time for which faults occur
 	)
 	server := newFakeServer()

@@ -132,7 +132,7 @@ func (a *account) mark() (forget func()) {
 	credited := maps.Clone(a.instants)
 	return func() {
 		now := a.redis.now()
-		// This entry separates the refills before from those after.
+		// This entry separates the refills before the loss from the refills after it.
 		a.writes = append(a.writes, write{at: time.Since(a.redis.start), from: from, outcome: policy.Outcome{Now: now,
 			Last: now}})
 		a.written = nil
@@ -268,7 +268,7 @@ func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outco
 	}
 	want := int64(0)
 	if o.Step < before.Step && before.Step > o.Now+period {
-		return // it was put back
+		return // the last instant was put back
 	}
 	if o.Step != before.Step {
 		want = before.Terms.Tokens
@@ -321,7 +321,7 @@ func (a *account) judgeWindows() []error {
 	t := a.terms(0)
 	rate := float64(t.Tokens) / float64(t.Per) // per µs
 	slack := 1 + a.slack
-	if a.foreign { // a foreign add that restores the index after a refill of ours may credit two intervals twice
+	if a.foreign { // a foreign add that restores the index after a refill of ours may credit two intervals too much
 		slack += 2 * rate * float64(t.Interval)
 	}
 	least := math.Inf(1)

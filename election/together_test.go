@@ -145,7 +145,7 @@ type leading struct {
 	since   time.Time
 }
 
-func (s *simulation) fault(format string, args ...any) { // locked
+func (s *simulation) fault(format string, args ...any) { // the caller holds s.mu
 	s.faults = append(s.faults, fmt.Errorf(format, args...))
 }
 
@@ -318,7 +318,7 @@ func (s *simulation) leader() *process {
 
 const (
 	stormy   = 4 * time.Second
-	settling = 2500 * time.Millisecond // longer than the longest back-off after a failure, and than a lease
+	settling = 2500 * time.Millisecond // longer than the longest back-off after a failed call, and than a lease
 	calm     = time.Second
 )
 

@@ -13,7 +13,7 @@ type Change struct {
 	Templates               bool     // the templates differ
 	Pools                   bool     // the pools differ
 	Level                   bool     // the log level differs
-	Version                 bool     // the version or that of the pools differs
+	Version                 bool     // the version differs, or the version of the pools
 	Restart                 []string // fields that differ and take effect at the next start
 }
 

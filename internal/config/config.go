@@ -79,11 +79,11 @@ type Log struct {
 }
 
 // Shared is a part of the configuration that replicas read from one place, in addition to their files. It is YAML with
-// a version and any of the fields that are the same for all replicas. If its version is above the file's, its fields
-// replace those of the file; otherwise the file is in force.
+// a version and any of the fields that are the same for all replicas. If its version is above the file's version, its
+// fields replace the file's fields. Otherwise it has no effect.
 type Shared struct {
 	Source string // its name in a Problem
-	Data   []byte // empty: there is none
+	Data   []byte // empty if there is no shared part
 }
 
 // Source is the origin of a configuration.

@@ -25,7 +25,7 @@ const (
 	Reserved = "refiller:"
 )
 
-// kinds are the kinds of the values in a file.
+// kinds are the kinds of the values in a file, by their names in the tags of fields.
 var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 	"version":  fields.Integer(0, maxVersion),
 	"interval": fields.Duration(policy.MinInterval, policy.MaxInterval, time.Microsecond),

@@ -7,8 +7,8 @@ import (
 
 var harmlessQuery = regexp.MustCompile(`^db=[0-9]*$`)
 
-// Redact masks what may be secret in text that should be an address, however malformed the text is. It masks the query
-// and everything before the last @ except the user name.
+// Redact masks the parts of an address that may be secret. The address may be malformed in any way. Redact masks the
+// query and everything before the last @ except the user name.
 func Redact(s string) string {
 	head, rest, found := strings.Cut(s, "://")
 	if found {

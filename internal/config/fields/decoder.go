@@ -58,12 +58,12 @@ func (d *Decoder) ReadUnder(source string, data []byte, field string) bool {
 	return true
 }
 
-// Override is a value that replaces one of the file.
+// Override is a value that replaces a value of the file.
 type Override struct {
 	Source string // the flag or variable, as Problems name it, such as --listen
 	Field  string // dotted path of a value or of a list of values, such as redis.url
 	Value  string // as in the file; a list has commas between its values
-	Secret bool   // the value is the secret itself, where the field names a file
+	Secret bool   // Value is the secret itself, although the field is for the name of the secret's file
 }
 
 // Lay adds a layer of a single value.

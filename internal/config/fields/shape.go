@@ -13,7 +13,7 @@ type shape struct {
 	fields   []field
 	byName   map[string]int
 	names    []string
-	refused  map[string]string // names that users may expect, with the reason for which there is no such field
+	refused  map[string]string // names of fields that users may expect; the value is the reason why there is no such field
 	key      *field            // the field that holds the name of the struct, if a mapping has one for it
 	defaults reflect.Value     // a struct that has the default values
 }

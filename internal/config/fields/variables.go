@@ -30,7 +30,7 @@ type Variable struct {
 	Field  string // dotted path
 	Want   string // what is allowed
 	Help   string // its purpose in a few words, or empty
-	Secret bool   // it holds the secret itself, where the field names a file
+	Secret bool   // it holds the secret itself, although the field is for the name of the secret's file
 }
 
 // Flag returns the name of the flag that sets the same field. It is empty for a secret, because other users of a
