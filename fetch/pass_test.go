@@ -79,7 +79,7 @@ func TestALineLetsATakePassInEachRefillInterval(t *testing.T) {
 			intervals := int(time.Since(began) / p.Interval)
 			t.Logf("%d calls passed in %d refill intervals", granted, intervals)
 			require.Greater(t, granted, intervals/3)
-			require.Less(t, granted, intervals+10, "the tokens are the line's")
+			require.Less(t, granted, intervals+10, "calls passed the line more often than once in an interval")
 		})
 	}
 }

@@ -6,7 +6,7 @@ import (
 )
 
 // Never is the RetryAfter if no known refill will bring the tokens. It is the ResetAfter if no known refill will fill
-// the bucket. It is longer than any other duration, so it can be compared like one.
+// the bucket. It is longer than any other duration, so comparisons need no special case for it.
 const Never time.Duration = math.MaxInt64
 
 // Result is the result of a call about one bucket.
@@ -25,10 +25,10 @@ type Result struct {
 	// Limit is the bucket's capacity, as it was at most ten seconds ago. It is 0 if the bucket has no policy, for example
 	// because only foreign clients refill it.
 	Limit int64
-	// RetryAfter is the time until a denied call can succeed, if no other caller takes tokens meanwhile. Then the bucket
-	// has the tokens that the call wants (one token for TakeUpTo and Peek) and those that it leaves (WithLeave).
-	// RetryAfter is exact to within one refill interval. It is half an interval if the refill is overdue, Never if the
-	// tokens are not due, and 0 if OK.
+	// RetryAfter is the time until a denied call can succeed, if no other caller takes tokens meanwhile. At the
+	// end of that time the bucket has the tokens that the call wants (one token for TakeUpTo and Peek) and those that it
+	// leaves (WithLeave). RetryAfter is exact to within one refill interval. It is half an interval if the refill is
+	// overdue, Never if no known refill will bring the tokens, and 0 if OK.
 	RetryAfter time.Duration
 	// ResetAfter is the time until the bucket is full, if no caller takes tokens meanwhile. It is exact to within one
 	// refill interval. It is 0 if the bucket is full, and Never if no known refill will fill it. With SourceLeased it is
@@ -57,7 +57,8 @@ type Result struct {
 	paid *payment
 }
 
-// with returns the result of a take that got the tokens of leased from a block, and those of r from the bucket.
+// with returns the result of a take that got tokens from a block and from the bucket. leased is the result of the
+// block, and r is that of the bucket.
 func (r Result) with(leased Result) Result {
 	switch {
 	case !leased.OK:

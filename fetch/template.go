@@ -17,10 +17,11 @@ const (
 	templatesEvery = 600 * time.Millisecond
 	// templatesSeldom is templatesEvery while none are published.
 	templatesSeldom = 2 * time.Second
-	// templatesAgain is the shortest time between two readings, however many keys are unknown.
+	// templatesAgain is the shortest time between two readings, however many calls are about buckets that the server
+	// does not know. It does not apply after a reading that got no answer.
 	templatesAgain = 100 * time.Millisecond
-	// templatesBack is how long an earlier version must have been published before a Client applies it. Until then a
-	// failover may have restored it, and a refiller may be about to publish the later version again.
+	// templatesBack is how long an earlier version must have been published before a Client applies it. A failover
+	// of Redis may have brought the earlier version back. Then a refiller soon publishes the later version again.
 	templatesBack = 5 * time.Second
 )
 
@@ -29,7 +30,7 @@ const (
 // can't be read, the known templates stay in force.
 type templates struct {
 	c     *Client
-	fixed bool // given to the Client, or none: no published templates are read
+	fixed bool // no published templates are read: the Client was given templates, or an option turned them off
 	start time.Time
 
 	set atomic.Pointer[templateSet]
@@ -80,8 +81,9 @@ func (ts *templates) kind(key string) kind {
 
 // of returns the kind of a task's bucket. The first tasks wait for the first reading, for half of their time at most.
 // If the reading takes longer, a task whose bucket is missing calls unknown. A task of a configured bucket also waits
-// if a reading has been due for policyMaxAge. Otherwise the bucket may have become a template's meanwhile, and the task
-// would take from it without extending its expiry. The bucket might then expire at once and come back full.
+// if a reading has been due for policyMaxAge. If it did not wait, it might take from a bucket that has become a
+// template's meanwhile, and would not extend the bucket's expiry. The bucket might then expire at once and come back
+// full.
 func (ts *templates) of(t *task) kind {
 	if ts.fixed {
 		return ts.kind(t.key)
@@ -116,8 +118,8 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 	return t.kind != (configured{}), nil
 }
 
-// observePolicy is called with the policy of a template's bucket. If that policy is of a later version than the known
-// set, so is the published set. The next reading is then due soon.
+// observePolicy is called with the policy of a template's bucket. If the version of that policy is later than that of
+// the known set, a later set has been published. The next reading is then due soon.
 func (ts *templates) observePolicy(t *policy.Terms) {
 	if ts.fixed || t == nil || t.Fence.Epoch <= ts.set.Load().Version() || t.Fence.Own() {
 		return
@@ -133,13 +135,13 @@ func (ts *templates) observePolicy(t *policy.Terms) {
 // of the reading, at most for the task's time divided by part. Without a task it doesn't wait.
 func (ts *templates) refresh(t *task, part time.Duration) error {
 	ts.mu.Lock()
-	l, id := ts.flight, ts.id
-	if l == nil {
-		l = &reading{done: make(chan struct{})}
-		ts.flight = l
-		if !ts.c.life.spawn(func() { ts.read(l, id) }) {
-			ts.flight, l.err = nil, ErrClosed
-			close(l.done)
+	r, id := ts.flight, ts.id
+	if r == nil {
+		r = &reading{done: make(chan struct{})}
+		ts.flight = r
+		if !ts.c.life.spawn(func() { ts.read(r, id) }) {
+			ts.flight, r.err = nil, ErrClosed
+			close(r.done)
 		}
 	}
 	ts.mu.Unlock()
@@ -148,21 +150,21 @@ func (ts *templates) refresh(t *task, part time.Duration) error {
 	}
 	t.began = time.Time{}
 	began := time.Now()
-	if err := t.wait(l.done, part); err != nil {
+	if err := t.wait(r.done, part); err != nil {
 		return t.distance.late(time.Since(began), err)
 	}
-	return l.err
+	return r.err
 }
 
 // read reads the published templates, applies them and ends the reading.
-func (ts *templates) read(l *reading, id string) {
+func (ts *templates) read(r *reading, id string) {
 	t := ts.c.plain(ts.c.internalBudget(context.Background()), lua.TemplatesKey)
 	set, id, err := lua.ReadTemplates(t.ctx, t, id)
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.apply(set, id, err)
-	ts.flight, l.err = nil, err
-	close(l.done)
+	ts.flight, r.err = nil, err
+	close(r.done)
 }
 
 // apply applies the result of a reading. The lock is held.

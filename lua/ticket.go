@@ -24,14 +24,14 @@ type Ticket struct {
 	Added, Denied int64
 }
 
-// TicketResult is the ticket of one bucket of several, or an error of its own.
+// TicketResult is the ticket of one of several buckets, or the error of reading it.
 type TicketResult struct {
 	Ticket
 	Err error
 }
 
-// Tickets reads the tickets of pools' buckets in one round trip. If the server refuses a script call, the reason may be
-// one of its buckets. Then Tickets reads the tickets of that call one by one, in a second round trip. It writes
+// Tickets reads the tickets of pools' buckets in one round trip. If the server refuses a script call, perhaps because
+// of only one of the buckets, Tickets reads the tickets of that call one by one, in a second round trip. Tickets writes
 // nothing. The results are in the order of the keys.
 func Tickets(ctx context.Context, rdb redis.UniversalClient, keys []string) []TicketResult {
 	return EachAlone(keys, ticketsPerCall, func(keys []string, perCall int) []TicketResult {

@@ -76,9 +76,9 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 //	epoch           the highest pool epoch that was used
 //	cfg             the settings with the highest version that a replica had
 //	lead/…          the election of the coordinator
-//	rep/<region>    the region's tickets, of all pools in one write a period
+//	rep/<region>    the region's tickets of all pools, written together once in each period H (Timing.Report)
 //	share/<region>  the region's grants, and older ones that it may still use
-//	fence/<region>  an operator's declaration that the region uses nothing, or that it must use nothing
+//	fence/<region>  an operator has fenced the region (it uses nothing) or drains it (it must use nothing)
 //
 // # When etcd is restored
 //
@@ -90,12 +90,14 @@ var errRewound = errors.New("pool: etcd has gone back to an earlier revision: it
 //   - Agents still report the terms in force. They write the latest settings that they have read (Agent.newest), if the
 //     settings in etcd are older.
 //   - A coordinator that begins a term and finds shares waits 2.5 H for reports (term.incompleteUntil). While it
-//     waits, no region gets more than its own ticket shows in force.
+//     waits, it offers a region no more than the terms that the region's ticket shows in force.
 //   - A ticket is foreign if it shows a later fence, or a later end of a grant, than was ever offered
-//     (ledger.applyTicket). The coordinator then raises its epoch above the ticket's and waits for the longest lease.
-//     In the meantime shares have a flag for this (term.restoredUntil), so that the next coordinator waits, too.
-//   - If all grants have ended, the regions may use another etcd by now (ledger.doubted). If a region of a pool is
-//     silent, the pool is then closed until that region has acknowledged the pool again.
+//     (ledger.applyTicket). The coordinator then raises its pool epoch above the ticket's and waits again, now for as
+//     long as the longest lease can last. In the meantime shares have a flag for this (term.restoredUntil), so that the
+//     next coordinator waits, too.
+//   - If all grants have ended when a coordinator begins, the regions may have moved to another etcd since then
+//     (ledger.doubted). So a pool with a silent region is closed until that region has acknowledged the pool again or
+//     is fenced.
 //   - If no share of a pool is left, the pool counts as a new one: the regions have floors until each of them has
 //     acknowledged the pool.
 type registry interface {

@@ -43,8 +43,8 @@ type PoolStatus struct {
 	Name     string         `json:"name"`
 	Rate     string         `json:"rate,omitempty"` // empty if the pool was removed from the configuration
 	Capacity int64          `json:"capacity,omitempty"`
-	Open     bool           `json:"open"`            // it lends more than floors
-	Waits    []string       `json:"waits,omitempty"` // it opens when these have acknowledged it or are fenced
+	Open     bool           `json:"open"`            // its regions may get more than their floors
+	Waits    []string       `json:"waits,omitempty"` // it opens when these regions have acknowledged it or are fenced
 	Regions  []RegionStatus `json:"regions"`
 }
 
@@ -69,18 +69,20 @@ type RegionStatus struct {
 	Alive       bool      `json:"alive"`                // it reported while ReadLiveStatus waited
 	OtherServer bool      `json:"other_redis"`          // another Redis reports under its name, too
 	Joined      bool      `json:"joined"`               // it has acknowledged terms of the pool in this etcd
-	Bucket      string    `json:"bucket,omitempty"`     // what its Redis has instead of the pool's bucket: "plain", "none"
+	Bucket      string    `json:"bucket,omitempty"`     // "none": its Redis has no bucket; "plain": it isn't a pool's
 	Configured  bool      `json:"configured"`
 }
 
 // Idle reports whether the region has acknowledged that it must use nothing of the pool.
 func (r RegionStatus) Idle() bool { return r.Joined && r.Applied && r.Claimed == 0 }
 
-// Known reports whether Claimed is all that the region may be using. If it is false, etcd has no report of the region,
-// for example because etcd was emptied. Then the region may also have an earlier grant, until that ends.
+// Known reports whether Claimed is all that the region may be using. It is not if a record of the region can't be
+// read, or if the region is in use and etcd has no report of it, for example because etcd was emptied. Then the region
+// may also be using an earlier grant, until that grant ends.
 func (r RegionStatus) Known() bool { return !r.Unreadable && (r.Reported || !r.inUse()) }
 
-// inUse reports whether the region has a part in the pool that it may use: it is configured and not fenced.
+// inUse reports whether the region may use a part of the pool: it is configured and not fenced. So a region that
+// is being drained is in use.
 func (r RegionStatus) inUse() bool { return r.Configured && (r.Fenced == nil || r.Fenced.Drain) }
 
 // ReadStatus reads the pools below a prefix. It does not find out which regions are alive.
@@ -200,8 +202,8 @@ func (rec records) status(p Pool) PoolStatus {
 	return out
 }
 
-// ledger returns the ledger of a pool with which a new coordinator would begin. If p has no regions, the pool was
-// removed from the configuration.
+// ledger returns a pool's ledger as a new coordinator would make it. If p has no regions, the pool was removed from
+// the configuration.
 func (rec records) ledger(p Pool) *ledger {
 	l, now := newLedger(p.Name), time.Now()
 	if len(p.Regions) > 0 {

@@ -44,7 +44,7 @@ func newRouter(rdb redis.UniversalClient) (http.Handler, error) {
 		c.String(http.StatusOK, "order %s, %d requests left\n", c.Param("id"), d.Remaining)
 	})
 	g.GET("/broken", func(c *gin.Context) {
-		c.String(http.StatusInternalServerError, "sorry\n") // the middleware returns its token
+		c.String(http.StatusInternalServerError, "sorry\n") // the middleware returns the request's token to the bucket
 	})
 	g.GET("/fails-late", func(c *gin.Context) {
 		c.Status(http.StatusOK)
@@ -61,8 +61,8 @@ func limited(wrap func(http.Handler) http.Handler) gin.HandlerFunc {
 			passed = true
 			c.Request = r
 			c.Next()
-			// Handlers can change Gin's status until Gin sends it. For an unknown route Gin sends it only after all
-			// handlers have returned. So the middleware is given the final status here.
+			// The handlers have written to c.Writer and not to w. So the middleware has not seen their status, and is
+			// given it here, when no handler can change it any more.
 			w.WriteHeader(c.Writer.Status())
 		})).ServeHTTP(c.Writer, c.Request)
 		if !passed {

@@ -31,7 +31,7 @@ func listen(t *testing.T, word, refusal string) (addr string) {
 					switch line := lines.Text(); {
 					case strings.HasPrefix(line, "*"): // the number of words that follow
 						answer = ""
-					case answer != "" || strings.HasPrefix(line, "$"): // the length of the next word
+					case answer != "" || strings.HasPrefix(line, "$"): // the first word's length, or the rest
 					default:
 						answer = "-" + refusal + "\r\n"
 						if line == word {
@@ -49,12 +49,12 @@ func listen(t *testing.T, word, refusal string) (addr string) {
 // If one shard of a Ring refuses connections, the replies of the other shards are kept.
 func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
 	const refusal = "WRONGPASS invalid username-password pair"
-	away, there := listen(t, "", refusal), listen(t, "eval", "ERR unknown command")
+	refusing, answering := listen(t, "", refusal), listen(t, "eval", "ERR unknown command")
 	rdb := redis.NewRing(&redis.RingOptions{
-		Addrs: map[string]string{"away": away, "there": there}, MaxRetries: -1,
+		Addrs: map[string]string{"refusing": refusing, "answering": answering}, MaxRetries: -1,
 		NewClient: func(o *redis.Options) *redis.Client {
 			o.DisableIdentity = true
-			if o.Addr == away {
+			if o.Addr == refusing {
 				o.Password = "secret"
 			}
 			return redis.NewClient(o)
@@ -62,7 +62,7 @@ func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
 	})
 	defer func() { require.NoError(t, rdb.Close()) }()
 	ctx := context.Background()
-	for name, others := range map[string]int{"nothing else": 0, "an error of the other's beside it": 20} {
+	for name, others := range map[string]int{"only scripts": 0, "with commands that the other shard refuses": 20} {
 		t.Run(name, func(t *testing.T) {
 			var cmds []redis.Cmder
 			for i := range 20 {
@@ -76,7 +76,7 @@ func TestAShardThatRefusesConnectionsFailsOnlyItsOwnCommands(t *testing.T) {
 			for i, cmd := range cmds[:20] {
 				shard, err := rdb.GetShardClientForKey(fmt.Sprint("user:", i))
 				require.NoError(t, err)
-				if shard.Options().Addr == away {
+				if shard.Options().Addr == refusing {
 					require.Error(t, cmd.Err())
 					continue
 				}

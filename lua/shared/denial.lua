@@ -1,4 +1,4 @@
--- Shared by the scripts that may deny tokens; it follows bucket.
+-- Shared by the scripts that may deny tokens. They include it after bucket.
 
 -- policy_text returns the text of the policy for a reply, '' for none. If the policy has a grant that isn't in force,
 -- grant_era is 0 in the text. Only a pool's bucket has a grant.
@@ -18,8 +18,8 @@ end
 
 -- wait_us returns the time until the bucket holds n tokens, if no caller takes any. It returns 0 if the bucket holds
 -- them, and -1 if it never will. The time ends with the first refill at which the tokens are due. If that refill is
--- overdue, the time is half an interval. If the outstanding tokens leave no room for n, the time does not end before
--- the first record does.
+-- overdue, the time is half an interval. If the outstanding tokens leave no room for n, it is at least the time until
+-- the first reservation or lease ends.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
@@ -33,7 +33,7 @@ local function wait_us(s, p, tokens, n, now)
     local granted = 0
     local t = 0
     if now < last - TOLERANCE_US then
-      last = now -- the clock went back: the next refill begins an era here, without a grant
+      last = now -- the clock went back: the next refill begins an era at this time, without a grant
     elseif p.grant_era == s.era then
       granted = max(0, p.grant_end - last)
     end
@@ -54,10 +54,10 @@ local function wait_us(s, p, tokens, n, now)
 end
 
 -- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
--- now_us, pol. wait_us is the time until each tokens, and those that must be left, are due. If the bucket has no state,
--- the numbers of the state are 0 and pol is ''.
-local function denial(key, s, p, now, tokens, n, each, leave)
+-- now_us, pol. wait_us is the time until the needed tokens, and those that must be left, are due. needed is n, or 1 if
+-- the take accepts fewer than n. If the bucket has no state, the numbers of the state are 0 and pol is ''.
+local function denial(key, s, p, now, tokens, n, needed, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
-  return tokens, wait_us(s, p, tokens, each + leave, now), s.era, s.index, s.last, now, policy_text(s, p)
+  return tokens, wait_us(s, p, tokens, needed + leave, now), s.era, s.index, s.last, now, policy_text(s, p)
 end

@@ -29,10 +29,10 @@ type Outcome struct {
 	Fits  bool  // n tokens fit
 	Left  int64 // tokens left
 	Wait  int64 // until n tokens fit, if they don't
-	Reset int64 // until nothing needs to be stored
-	More  int64 // until more tokens are left than Left; 0 if all are left
+	Reset int64 // until the limit is as if it had never been used
+	More  int64 // until more than Left tokens are left; 0 if Left is the most that there can be
 	Delay int64 // before the tokens may be used
-	Era   int64 // of a take: names its window, for a return of the tokens; 0: none
+	Era   int64 // of a take: the number of its window, which a return of the tokens names; 0: none
 }
 
 // Result converts the outcome of a call for n tokens to a fetch.Result.
@@ -47,7 +47,7 @@ func (o Outcome) Result(limit, n int64, what What) fetch.Result {
 	return r
 }
 
-// Start returns the time before which the tokens may not be used.
+// Start returns how long the caller must wait before it may use the tokens.
 func (o Outcome) Start() time.Duration { return micros(o.Delay) }
 
 // Wait waits for d. If ctx ends before, it returns the error of ctx and the cause.
@@ -72,13 +72,13 @@ type Ask struct {
 // Engine decides by one or more rules.
 type Engine interface {
 	// Do makes a call for the first rule.
-	Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error)
-	// Decide makes one call for all rules. of has the Ask of each rule. Decide returns the outcomes of the rules, and the
-	// time of the decision in Unix µs on the engine's clock. If one rule denies, nothing was taken, and each outcome has
-	// the state without this call.
-	Decide(ctx context.Context, what What, n int64, of ...Ask) (outcomes []Outcome, now int64, err error)
-	// Reset drops the state of the rules. of has the key of each rule.
-	Reset(ctx context.Context, of ...Ask) error
+	Do(ctx context.Context, what What, n int64, ask Ask) (Outcome, error)
+	// Decide makes one call for all rules. asks has one Ask for each rule. Decide returns the outcomes of the rules, and
+	// the time of the decision in Unix µs on the engine's clock. If one rule denies, nothing was taken, and each outcome
+	// shows the state before the call.
+	Decide(ctx context.Context, what What, n int64, asks ...Ask) (outcomes []Outcome, now int64, err error)
+	// Reset drops the state of the rules. asks has the key for each rule.
+	Reset(ctx context.Context, asks ...Ask) error
 }
 
 var (
@@ -89,13 +89,14 @@ var (
 var (
 	errNoRedis  = errors.New("the redis client is nil")
 	errNoClock  = errors.New("the clock is nil")
-	errNoWindow = errors.New("a window of the calendar ended with each call")
+	errNoWindow = errors.New("each call reached Redis in another window of the calendar than expected")
 )
 
 // MostCalls bounds the round trips of a limiter that are under way.
 const MostCalls = 256
 
-// Script is the Engine that decides in Redis. Contexts bound the waits of its callers, and not the timeouts of sockets.
+// Script is the Engine that decides in Redis. A call returns when its context ends, even if the socket timeouts of the
+// Redis client are longer.
 type Script struct {
 	rdb    lua.Client
 	rules  []Rule
@@ -108,8 +109,8 @@ func NewScript(rdb redis.UniversalClient, rules ...Rule) *Script {
 }
 
 // Do implements Engine.
-func (s *Script) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error) {
-	outcomes, _, err := s.Decide(ctx, what, n, of)
+func (s *Script) Do(ctx context.Context, what What, n int64, ask Ask) (Outcome, error) {
+	outcomes, _, err := s.Decide(ctx, what, n, ask)
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -129,17 +130,17 @@ const (
 const rounds = 8
 
 // Decide implements Engine.
-func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]Outcome, int64, error) {
+func (s *Script) Decide(ctx context.Context, what What, n int64, asks ...Ask) ([]Outcome, int64, error) {
 	names := make([]string, len(s.rules))
 	for i, r := range s.rules {
-		if err := r.Check(of[i].Key, n, what); err != nil {
+		if err := r.Check(asks[i].Key, n, what); err != nil {
 			return nil, 0, err
 		}
-		names[i] = r.Key(of[i].Key)
+		names[i] = r.Key(asks[i].Key)
 	}
 	near := time.Now().UnixMicro()
 	for range rounds {
-		reply, err := s.script.Run(ctx, s.rdb, names, s.args(near, what, n, of)...)
+		reply, err := s.script.Run(ctx, s.rdb, names, s.args(near, what, n, asks)...)
 		if err != nil {
 			return nil, 0, Unavailable(err)
 		}
@@ -150,7 +151,7 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 				return nil, 0, err
 			}
 		case codeMalformed:
-			return nil, 0, malformed(reply, names, of)
+			return nil, 0, malformed(reply, names, asks)
 		default:
 			return s.outcomes(reply, code)
 		}
@@ -158,19 +159,20 @@ func (s *Script) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	return nil, 0, Unavailable(errNoWindow)
 }
 
-// args returns the arguments of a call that is made at about the time near, in Unix µs.
-func (s *Script) args(near int64, what What, n int64, of []Ask) []any {
+// args returns the arguments of a call. near is about the time of the call, in Unix µs. It selects the window of a
+// calendar.
+func (s *Script) args(near int64, what What, n int64, asks []Ask) []any {
 	args := make([]any, 0, 2+5*len(s.rules))
 	args = append(args, int64(what), n)
 	for i, r := range s.rules {
 		numbers := r.numbers(near)
-		args = append(args, r.Kind, numbers[0], numbers[1], numbers[2], of[i].Era)
+		args = append(args, r.Kind, numbers[0], numbers[1], numbers[2], asks[i].Era)
 	}
 	return args
 }
 
 // malformed decodes the reply for a key that holds something else, and returns the error.
-func malformed(reply *lua.Reply, names []string, of []Ask) error {
+func malformed(reply *lua.Reply, names []string, asks []Ask) error {
 	i := reply.Int()
 	if err := reply.End(); err != nil {
 		return err
@@ -178,7 +180,7 @@ func malformed(reply *lua.Reply, names []string, of []Ask) error {
 	if i < 1 || int(i) > len(names) {
 		return fmt.Errorf("%w: key number %d", lua.ErrBadReply, i)
 	}
-	return Malformed(of[i-1].Key, names[i-1])
+	return Malformed(asks[i-1].Key, names[i-1])
 }
 
 // outcomes decodes the answers of the rules.
@@ -200,12 +202,12 @@ func (s *Script) outcomes(reply *lua.Reply, code int64) ([]Outcome, int64, error
 }
 
 // Reset implements Engine. It sends a command for each rule, since keys may be in different slots.
-func (s *Script) Reset(ctx context.Context, of ...Ask) error {
+func (s *Script) Reset(ctx context.Context, asks ...Ask) error {
 	for i, r := range s.rules {
-		if err := r.Check(of[i].Key, 1, Return); err != nil {
+		if err := r.Check(asks[i].Key, 1, Return); err != nil {
 			return err
 		}
-		if err := Unlink(ctx, s.rdb, r.Key(of[i].Key)); err != nil {
+		if err := Unlink(ctx, s.rdb, r.Key(asks[i].Key)); err != nil {
 			return err
 		}
 	}

@@ -42,28 +42,28 @@ func NewMemory(now func() time.Time, rules ...Rule) *Memory {
 }
 
 // Do implements Engine.
-func (m *Memory) Do(ctx context.Context, what What, n int64, of Ask) (Outcome, error) {
+func (m *Memory) Do(ctx context.Context, what What, n int64, ask Ask) (Outcome, error) {
 	if err := ctx.Err(); err != nil {
 		return Outcome{}, fmt.Errorf("limit: %w", err)
 	}
-	if err := m.rules[0].Check(of.Key, n, what); err != nil {
+	if err := m.rules[0].Check(ask.Key, n, what); err != nil {
 		return Outcome{}, err
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := m.now().UnixMicro()
-	o := m.tables[0].step(of, what, n, now)
+	o := m.tables[0].step(ask, what, n, now)
 	o.Era = m.rules[0].era(now, &o)
 	return o, nil
 }
 
 // Decide implements Engine.
-func (m *Memory) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]Outcome, int64, error) {
+func (m *Memory) Decide(ctx context.Context, what What, n int64, asks ...Ask) ([]Outcome, int64, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, 0, fmt.Errorf("limit: %w", err)
 	}
 	for i, r := range m.rules {
-		if err := r.Check(of[i].Key, n, what); err != nil {
+		if err := r.Check(asks[i].Key, n, what); err != nil {
 			return nil, 0, err
 		}
 	}
@@ -74,7 +74,7 @@ func (m *Memory) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 	all := func(what What) (granted bool) {
 		granted = true
 		for i, t := range m.tables {
-			outcomes[i] = t.step(of[i], what, n, now)
+			outcomes[i] = t.step(asks[i], what, n, now)
 			outcomes[i].Era = m.rules[i].era(now, &outcomes[i])
 			granted = granted && outcomes[i].Fits
 		}
@@ -87,17 +87,17 @@ func (m *Memory) Decide(ctx context.Context, what What, n int64, of ...Ask) ([]O
 }
 
 // Reset implements Engine.
-func (m *Memory) Reset(ctx context.Context, of ...Ask) error {
+func (m *Memory) Reset(ctx context.Context, asks ...Ask) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("limit: %w", err)
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i, r := range m.rules {
-		if err := r.Check(of[i].Key, 1, Return); err != nil {
+		if err := r.Check(asks[i].Key, 1, Return); err != nil {
 			return err
 		}
-		m.tables[i].drop(of[i].Key)
+		m.tables[i].drop(asks[i].Key)
 	}
 	return nil
 }
