@@ -75,7 +75,7 @@ func await[T any](t *testing.T, c <-chan T, what string) T {
 	case v := <-c:
 		return v
 	case <-time.After(patience):
-		require.Fail(t, "waited in vain", what)
+		require.Fail(t, "timed out", what)
 		panic("unreachable")
 	}
 }
@@ -205,7 +205,7 @@ func TestARestoredEtcdHasOneLeaderAgain(t *testing.T) {
 			require.NoError(t, os.CopyFS(backup, os.DirFS(data)))
 			member.Restart()
 			a.stop()
-			require.Eventually(t, func() bool { return trusted(b, c) == 1 }, patience, time.Millisecond, "another leads")
+			require.Eventually(t, func() bool { return trusted(b, c) == 1 }, patience, time.Millisecond, "another process leads")
 
 			member.Stop()
 			require.NoError(t, os.RemoveAll(data))
@@ -215,7 +215,7 @@ func TestARestoredEtcdHasOneLeaderAgain(t *testing.T) {
 			require.Eventually(t, func() bool {
 				require.LessOrEqual(t, trusted(b, c), 1)
 				return trusted(b, c) == 1 && time.Since(back) > 2*b.cfg.TTL // restored keys have expired
-			}, patience, time.Millisecond, "one leads")
+			}, patience, time.Millisecond, "one process leads")
 			leader, err := c.Leader(t.Context())
 			require.NoError(t, err)
 			require.Contains(t, []string{"b", "c"}, leader.Identity, "the key of a has ended")
@@ -312,7 +312,7 @@ func TestACutOffLeaderStopsBeforeAnotherWins(t *testing.T) {
 			a.cancel()
 			require.NoError(t, await(t, a.done, "end of Run"))
 			a.done <- nil
-			require.Less(t, time.Since(began), patience/2, "bounded by ResignTimeout, not by the network")
+			require.Less(t, time.Since(began), patience/2, "Run ends after ResignTimeout")
 			b.stop()
 			require.NoError(t, proxy.Heal())
 		})
@@ -462,7 +462,7 @@ func TestResigningTouchesNothingButTheOwnTerm(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, put.Header.Revision, leader.Epoch)
 
-	require.NoError(t, s.revoke(t.Context(), id), "a lease that has ended")
+	require.NoError(t, s.revoke(t.Context(), id), "revoking a lease that has ended succeeds")
 	_, err = s.renew(t.Context(), id)
 	require.ErrorIs(t, err, errLeaseGone)
 	_, _, err = s.enrol(t.Context(), id, "a")
@@ -486,7 +486,7 @@ func TestWatchingACompactedRevisionIsAnError(t *testing.T) {
 
 	_, err = client.Delete(t.Context(), "/y")
 	require.NoError(t, err)
-	require.NoError(t, s.waitDeleted(t.Context(), "/y", last+1), "a deletion of the past")
+	require.NoError(t, s.waitDeleted(t.Context(), "/y", last+1), "an earlier deletion counts")
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	require.ErrorIs(t, s.waitDeleted(ended, "/y", last+1), context.Canceled)
@@ -501,7 +501,7 @@ func TestRenewalsSurviveABrokenStream(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.renew(t.Context(), id)
 	require.NoError(t, err)
-	require.NotNil(t, s.stream, "kept for the next renewal")
+	require.NotNil(t, s.stream, "the stream is kept for the next renewal")
 	proxy.Reset()
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		_, err := s.renew(t.Context(), id)
@@ -513,7 +513,7 @@ func TestRenewalsSurviveABrokenStream(t *testing.T) {
 	defer cancel()
 	_, err = s.renew(ctx, id)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
-	require.Nil(t, s.stream, "its late reply has no receiver")
+	require.Nil(t, s.stream, "the stream whose reply is late is dropped")
 	require.NoError(t, proxy.Heal())
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		ttl, err := s.renew(t.Context(), id)

@@ -128,7 +128,7 @@ func (r *referee) begins(term Term) {
 		}
 	}
 	if len(trusted) > 1 {
-		r.fault("epoch %d begins, and %v are trusted", term.Epoch, trusted)
+		r.fault("epoch %d begins while %v are trusted", term.Epoch, trusted)
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()

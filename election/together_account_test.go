@@ -165,18 +165,18 @@ func (a *account) evict(b *oracle.Bucket) {
 func (a *account) refilled(by string, call policy.Call, before, b *oracle.Bucket, o policy.Outcome) {
 	a.writes = append(a.writes, write{time.Since(a.redis.start), time.Since(a.redis.start), by, o})
 	if a.written[o.Version] {
-		a.fault("%s wrote %v again", by, o.Version)
+		a.fault("%s wrote version %v a second time", by, o.Version)
 	}
 	if a.written == nil {
 		a.written = map[policy.Version]bool{}
 	}
 	a.written[o.Version] = true
 	if s := b.Control; s.Terms.Strict && o.Tokens > max(0, s.Terms.Capacity-s.Outstanding) {
-		a.fault("%d tokens and %d outstanding, of %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
+		a.fault("%d tokens and %d outstanding exceed the capacity, %d", o.Tokens, s.Outstanding, s.Terms.Capacity)
 	}
 	least := min(a.whole, b.Control.Terms.Capacity)
 	if o.Status != policy.StatusRolledBack && a.whole > 0 && o.Tokens+a.sinceWhole < least {
-		a.fault("the tokens were lost, and of %d only %d came back", least, o.Tokens+a.sinceWhole)
+		a.fault("the tokens were lost, and of %d only %d were restored", least, o.Tokens+a.sinceWhole)
 	}
 	a.whole = 0
 	if before.Control == nil {
@@ -204,7 +204,7 @@ func (a *account) created(call policy.Call, before *oracle.Bucket, o policy.Outc
 			want = call.Terms.Capacity
 		}
 		if o.Tokens != want {
-			a.fault("it was lost and came back with %d tokens, want %d", o.Tokens, want)
+			a.fault("the lost bucket was created with %d tokens, want %d", o.Tokens, want)
 		}
 	}
 }
@@ -214,24 +214,24 @@ func (a *account) ordered(by string, call policy.Call, before *oracle.Bucket, o 
 	s := before.Control
 	knew, had := call.Version, policy.Version{Era: s.Era, Index: s.Index}
 	if o.Fence.Before(s.Terms.Fence) {
-		a.fault("%s put fence %v in the place of %v", by, o.Fence, s.Terms.Fence)
+		a.fault("%s wrote fence %v over the later fence %v", by, o.Fence, s.Terms.Fence)
 	}
 	newer := call.Terms != nil && s.Terms.Fence.Before(call.Terms.Fence)
 	if o.Status == policy.StatusApplied && knew != had {
-		a.fault("%s wrote index %v, having expected %v", by, o.Version, knew)
+		a.fault("%s wrote index %v although it expected %v", by, o.Version, knew)
 	}
 	if knew.Before(had) && o.Status != policy.StatusClock && !newer {
-		a.fault("%s knew %v and wrote over %v", by, knew, had)
+		a.fault("%s expected %v and replaced the later version %v", by, knew, had)
 	}
 	if had.Before(knew) && o.Version.Era == had.Era {
-		a.fault("%s knew %v, and %v went on in its era", by, knew, had)
+		a.fault("%s expected %v, and the earlier version %v continued its era", by, knew, had)
 	}
 }
 
 // rolledBack judges the begin of an era after the server forgot something.
 func (a *account) rolledBack(before *oracle.Bucket, o policy.Outcome) {
 	if !a.forgot {
-		a.fault("era %d begins as after a rollback, and there was none", o.Version.Era)
+		a.fault("era %d begins as after a rollback, but there was no rollback", o.Version.Era)
 	}
 	t := before.Control.Terms
 	want := t.Capacity
@@ -241,7 +241,7 @@ func (a *account) rolledBack(before *oracle.Bucket, o policy.Outcome) {
 	}
 	a.forgotten = nil
 	if before.Tokens != nil && o.Tokens != min(*before.Tokens, want) && o.Fence == t.Fence {
-		a.fault("a rollback was noticed and left %d tokens, want %d", o.Tokens, min(*before.Tokens, want))
+		a.fault("a detected rollback left %d tokens, want %d", o.Tokens, min(*before.Tokens, want))
 	}
 }
 
@@ -273,10 +273,10 @@ func (a *account) credited(before *policy.Control, c policy.Call, o policy.Outco
 	if o.Step != before.Step {
 		want = before.Terms.Tokens
 		if o.Step < before.Step || o.Step > o.Now || after(steps, o.Step-1) != o.Step {
-			a.fault("from the instant %d to %d, which has not come or is none of %s", before.Step, o.Step, steps)
+			a.fault("the instant %d is followed by %d, which is in the future or no instant of %s", before.Step, o.Step, steps)
 		}
 		if a.instants[o.Step] && !a.putBack {
-			a.fault("the instant %d is credited again", o.Step)
+			a.fault("the instant %d is credited a second time", o.Step)
 		}
 		a.instants[o.Step] = true
 	}

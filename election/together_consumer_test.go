@@ -87,7 +87,7 @@ func (a *account) reserve(b *oracle.Bucket, n int64, d *dice) {
 		}
 	}
 	if s := b.Control; s != nil && b.Tokens != nil && *b.Tokens > max(0, s.Terms.Capacity-s.Outstanding) {
-		a.fault("%d tokens and %d outstanding, of %d", *b.Tokens, s.Outstanding, s.Terms.Capacity)
+		a.fault("%d tokens and %d outstanding exceed the capacity, %d", *b.Tokens, s.Outstanding, s.Terms.Capacity)
 	}
 }
 

@@ -179,7 +179,7 @@ func (s *simulation) asks(p *process, op string) {
 	defer s.mu.Unlock()
 	for epoch, l := range s.leads {
 		if l.process == p {
-			s.fault("%s resigns while lead of %d winds down", p.name, epoch)
+			s.fault("%s resigns while its Lead for epoch %d is still running", p.name, epoch)
 		}
 	}
 }
@@ -554,7 +554,7 @@ func TestTheSimulationNoticesAMissingMechanism(t *testing.T) {
 					return
 				}
 			}
-			t.Errorf("none of %d schedules shows it", enough)
+			t.Errorf("none of %d schedules shows that the mechanism is missing", enough)
 		})
 	}
 }

@@ -90,7 +90,7 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 		require.Equal(t, want, got)
 		r, err := c.Take(ctx, known, 11)
 		require.NoError(t, err)
-		require.False(t, r.OK, "nothing is refilled")
+		require.False(t, r.OK, "an override adds no tokens")
 		require.EqualValues(t, 10, r.Remaining)
 		require.EqualValues(t, 600, r.Limit)
 		if enforce == policy.EnforceRefilled {
@@ -101,11 +101,11 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 		require.NoError(t, err)
 		require.Equal(t, enforce == policy.EnforceLazy, got.Exists)
 		if enforce == policy.EnforceLazy {
-			require.EqualValues(t, 60, got.Tokens, "it was full")
+			require.EqualValues(t, 60, got.Tokens, "the bucket was full")
 		} else {
 			r, err = c.Take(ctx, fresh, 99)
 			require.NoError(t, err)
-			require.True(t, r.OK, "it is created with its own capacity")
+			require.True(t, r.OK, "the bucket is created with the override's capacity")
 		}
 
 		// A later version of the template doesn't change the override.
@@ -126,7 +126,7 @@ func counts(t *testing.T, rdb redis.UniversalClient) {
 		require.NotContains(t, overrides(t, s), known)
 		got, err = s.Unset(ctx, known)
 		require.NoError(t, err)
-		require.False(t, got.Changed, "it may be repeated")
+		require.False(t, got.Changed, "Unset may be repeated")
 		_, err = s.Unset(ctx, fresh)
 		require.NoError(t, err)
 		require.Zero(t, rdb.Exists(ctx, lua.OverrideKey(fresh)).Val())
@@ -143,7 +143,7 @@ func TestWhatCannotBeOverriddenIsRefused(t *testing.T) {
 		_, err := s.Set(ctx, key, o)
 		return err
 	}
-	require.ErrorIs(t, set("user:1", policy.Override{Capacity: 5}), override.ErrNoTemplate, "nothing is published")
+	require.ErrorIs(t, set("user:1", policy.Override{Capacity: 5}), override.ErrNoTemplate, "no templates are published")
 	publish(t, rdb, 7, users("user:", policy.EnforceLazy))
 	for _, key := range []string{"order:1", "user:root"} {
 		require.ErrorIs(t, set(key, policy.Override{Capacity: 5}), override.ErrNoTemplate, key)
@@ -155,11 +155,11 @@ func TestWhatCannotBeOverriddenIsRefused(t *testing.T) {
 	require.ErrorIs(t, set("user:1", policy.Override{}), override.ErrOverride)
 	require.ErrorIs(t, set("user:1", policy.Override{Capacity: -1}), policy.ErrPolicy)
 	require.ErrorIs(t, set("user:}", policy.Override{Capacity: 5}), lua.ErrInvalidKey)
-	require.EqualValues(t, 1, rdb.DBSize(ctx).Val(), "the templates alone")
+	require.EqualValues(t, 1, rdb.DBSize(ctx).Val(), "Redis stores only the templates")
 
 	require.NoError(t, set("user:1", policy.Override{Capacity: 5}))
 	publish(t, rdb, 8)
-	require.Len(t, overrides(t, s), 1, "it outlives its template")
+	require.Len(t, overrides(t, s), 1, "the override outlives its template")
 	l, err := s.Unset(ctx, "user:1")
 	require.NoError(t, err)
 	require.True(t, l.Changed)

@@ -43,9 +43,9 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		{"demands fit", 1000, three(500, 150, 50), []int64{625, 212, 163}},
 		{"demands fit exactly", 1000, three(600, 200, 200), []int64{600, 200, 200}},
 		// All ask for more than they get, so the total is divided by weight.
-		{"everyone short", 1000, three(2000, 2000, 2000), []int64{500, 250, 250}},
+		{"every claimant gets less than its demand", 1000, three(2000, 2000, 2000), []int64{500, 250, 250}},
 		// ap gets its floor, 100. The other 900 are levelled 2:1.
-		{"one modest", 1000, three(2000, 2000, 10), []int64{600, 300, 100}},
+		{"one claimant with a low demand", 1000, three(2000, 2000, 10), []int64{600, 300, 100}},
 		// us gets its demand, 150. eu and ap share 850 as 2:1, which gives 566.67 and 283.33 at the level 283.33. eu's next
 		// unit (567) comes at the level 283.5, and ap's (284) at 284.
 		{"rounding", 1000, three(2000, 150, 2000), []int64{567, 150, 283}},
@@ -57,7 +57,7 @@ func TestAllocateKnownAnswers(t *testing.T) {
 		// eu stops at its ceiling, 450. The rest, 1000 − 450 − 100 − 100 = 350, goes to us and ap.
 		{"ceiling", 1000, ceiling(three(900, 0, 0), "eu", 450), []int64{450, 275, 275}},
 		// All have ceilings, so that only 700 of 1000 are divided.
-		{"ceilings leave a rest", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200),
+		{"a part stays undivided", 1000, ceiling(ceiling(ceiling(three(900, 900, 900), "eu", 300), "us", 200), "ap", 200),
 			[]int64{300, 200, 200}},
 		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
 		{"no claimants", 1000, nil, []int64{}},
@@ -136,7 +136,7 @@ func TestAllocateIsFair(t *testing.T) {
 				// c got less than its demand. So the last unit of the other claimant came at no higher level than c's next unit
 				// would.
 				require.LessOrEqual(t, compareFractions(shares[j], other.Weight, shares[i]+1, c.Weight), 0,
-					"%v has too little beside %v: %v", c, other, shares)
+					"%v has too little in comparison with %v: %v", c, other, shares)
 			}
 		}
 	})

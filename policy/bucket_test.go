@@ -27,7 +27,7 @@ func TestRefillFollowsEveryRule(t *testing.T) {
 			if got.Status.Wrote() {
 				require.Equal(t, c.Carry, b.Control.Carry)
 				require.Equal(t, got.Version.Index, *b.Index)
-				require.Equal(t, got.Version.Index, b.Control.Index, "the copy follows the index")
+				require.Equal(t, got.Version.Index, b.Control.Index, "the state has a copy of the index")
 				require.Equal(t, got.Tokens, *b.Tokens)
 			}
 		})

@@ -94,7 +94,7 @@ func TestAnyRefillersCreditExactlyWhatIsDue(t *testing.T) {
 			}
 		}
 		due := whole(dueIn(terms, b.Control.Last-begin))
-		require.LessOrEqual(t, credited, due, "never more than is due")
+		require.LessOrEqual(t, credited, due, "refills credit no more than is due")
 		require.GreaterOrEqual(t, credited, due-clamps, "a full bucket drops less than a token of carry")
 	})
 }
@@ -127,7 +127,7 @@ func TestAStormOfSwitchesMintsNothing(t *testing.T) {
 			if old.Kind == policy.Smooth {
 				due.Add(due, dueIn(old, at-since))
 			}
-			require.LessOrEqual(t, *b.Tokens, before+out.Added, "a switch itself adds nothing")
+			require.LessOrEqual(t, *b.Tokens, before+out.Added, "a switch itself adds no tokens")
 			require.LessOrEqual(t, *b.Tokens, next.Capacity)
 			require.GreaterOrEqual(t, b.Control.Carry, int64(0))
 			require.True(t, next.Kind == policy.Stepped || b.Control.Carry < next.Per, "the carry is less than a token")
@@ -150,7 +150,7 @@ func TestTakesAndReturnsConserveTokens(t *testing.T) {
 				n := rapid.Int64Range(1, terms.Capacity).Draw(t, "n")
 				held := *b.Tokens
 				took := b.Take(n, at)
-				require.Equal(t, held >= n, took.OK, "all or nothing")
+				require.Equal(t, held >= n, took.OK, "a take succeeds exactly if the bucket has all its tokens")
 				require.Equal(t, took.OK, took.Taken == n)
 				require.Equal(t, *b.Tokens, took.Tokens)
 				out += took.Taken
@@ -164,7 +164,7 @@ func TestTakesAndReturnsConserveTokens(t *testing.T) {
 				require.True(t, known)
 				out -= n
 				require.Equal(t, before, *b.Tokens+out+clamped)
-				require.True(t, clamped == 0 || *b.Tokens == terms.Capacity, "only a full bucket clamps")
+				require.True(t, clamped == 0 || *b.Tokens == terms.Capacity, "only returns to a full bucket are clamped")
 			case 2:
 				at += rapid.Int64Range(0, terms.MaxElapsed).Draw(t, "pause")
 				o := b.Refill(policy.Call{Version: policy.Version{Era: b.Control.Era, Index: *b.Index}}, at)
@@ -197,12 +197,12 @@ func TestWaitIsTheTimeOfTheRefillThatBringsTheTokens(t *testing.T) {
 		}
 		wait := b.Wait(n, now)
 		require.Positive(t, wait)
-		require.Zero(t, wait%terms.Interval, "the instant of a refill")
+		require.Zero(t, wait%terms.Interval, "the wait ends with a refill interval")
 		if wait/terms.Interval > 2000 {
 			return // a slow rate
 		}
 		for at := now + terms.Interval; at <= now+wait; at += terms.Interval {
-			require.Less(t, *b.Tokens, n, "not an interval earlier")
+			require.Less(t, *b.Tokens, n, "the bucket lacks tokens until the wait ends")
 			b.Refill(policy.Call{Version: policy.Version{Era: b.Control.Era, Index: *b.Index}}, at)
 		}
 		require.GreaterOrEqual(t, *b.Tokens, n)
@@ -214,16 +214,16 @@ func TestWaitEdges(t *testing.T) {
 	t.Parallel()
 	terms := buckettest.Terms()
 	b := fresh(terms, 10)
-	require.EqualValues(t, 50_000, b.Wait(11, now+200_000), "the refill is overdue: half an interval")
-	require.EqualValues(t, -1, b.Wait(terms.Capacity+1, now), "never")
+	require.EqualValues(t, 50_000, b.Wait(11, now+200_000), "an overdue refill is expected in half an interval")
+	require.EqualValues(t, -1, b.Wait(terms.Capacity+1, now), "the bucket never holds more than its capacity")
 	b.Control.Terms.Tokens = 0
-	require.EqualValues(t, -1, b.Wait(11, now), "a rate of zero")
+	require.EqualValues(t, -1, b.Wait(11, now), "a bucket with a rate of zero gets no tokens")
 	b.Control.Terms.Kind, b.Control.Terms.Tokens = policy.Stepped, 300
-	require.EqualValues(t, -1, b.Wait(11, now), "no step is known")
+	require.EqualValues(t, -1, b.Wait(11, now), "the next step is unknown")
 	b.Control.Step, b.Control.Next = now, now+3_600_000_000
-	require.EqualValues(t, 3_600_000_000, b.Wait(310, now), "one step")
-	require.EqualValues(t, 7_200_000_000, b.Wait(311, now), "two steps")
-	require.EqualValues(t, -1, (&policy.Bucket{Tokens: of(int64(1))}).Wait(2, now), "nothing is known")
+	require.EqualValues(t, 3_600_000_000, b.Wait(310, now), "one step is needed")
+	require.EqualValues(t, 7_200_000_000, b.Wait(311, now), "two steps are needed")
+	require.EqualValues(t, -1, (&policy.Bucket{Tokens: of(int64(1))}).Wait(2, now), "the bucket's policy is unknown")
 	require.Zero(t, (&policy.Bucket{Tokens: of(int64(1))}).Wait(1, now))
 }
 
@@ -248,7 +248,7 @@ func TestFencesAndErasOnlyRise(t *testing.T) {
 			if !out.Status.Wrote() {
 				continue
 			}
-			require.True(t, call.Version.Before(out.Version), "a write is newer than its caller's knowledge")
+			require.True(t, call.Version.Before(out.Version), "a write's version is later than its caller's")
 			require.LessOrEqual(t, *b.Tokens, b.Control.Terms.Capacity)
 			if before.Control == nil {
 				continue

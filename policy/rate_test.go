@@ -47,7 +47,7 @@ func TestParseRateReadsWhatPeopleWrite(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, want, r)
 			again, err := policy.ParseRate(r.String())
-			require.NoError(t, err, "String writes what ParseRate reads")
+			require.NoError(t, err, "ParseRate accepts the text that String returns")
 			require.Equal(t, r, again)
 		})
 	}
@@ -131,8 +131,8 @@ func TestOverAndTimeForSaturate(t *testing.T) {
 	most := policy.Rate{Tokens: policy.MaxTokens, Per: time.Microsecond}
 	least := policy.Rate{Tokens: 1, Per: policy.MaxPer}
 	require.EqualValues(t, policy.MaxTokens, most.Over(math.MaxInt64))
-	require.EqualValues(t, policy.MaxTokens, most.Over(time.Hour), "beyond 64 bits")
-	require.EqualValues(t, policy.MaxTokens, most.Over(2*time.Microsecond), "within 64 bits")
+	require.EqualValues(t, policy.MaxTokens, most.Over(time.Hour), "the product exceeds 64 bits")
+	require.EqualValues(t, policy.MaxTokens, most.Over(2*time.Microsecond), "the product fits into 64 bits")
 	require.EqualValues(t, math.MaxInt64/int64(policy.MaxPer), least.Over(math.MaxInt64))
 	require.Zero(t, most.Over(0))
 	require.Zero(t, most.Over(-time.Hour))
@@ -140,8 +140,8 @@ func TestOverAndTimeForSaturate(t *testing.T) {
 	require.Zero(t, policy.Rate{Tokens: -1, Per: 1}.Over(time.Hour))
 
 	require.Equal(t, time.Duration(math.MaxInt64), least.TimeFor(policy.MaxTokens))
-	require.Equal(t, time.Duration(math.MaxInt64), least.TimeFor(math.MaxInt64), "beyond 64 bits")
-	require.Equal(t, time.Microsecond, most.TimeFor(1), "rounded up")
+	require.Equal(t, time.Duration(math.MaxInt64), least.TimeFor(math.MaxInt64), "the product exceeds 64 bits")
+	require.Equal(t, time.Microsecond, most.TimeFor(1), "the time is rounded up")
 	require.Equal(t, 2*time.Millisecond, policy.PerSecond(500).TimeFor(1))
 	require.Zero(t, most.TimeFor(0))
 	require.Zero(t, most.TimeFor(-1))
@@ -172,7 +172,7 @@ func TestOverAndTimeForAreExact(t *testing.T) {
 		n := rapid.Int64Range(1, policy.MaxTokens).Draw(t, "n")
 		if wait := r.TimeFor(n); wait < math.MaxInt64 {
 			require.GreaterOrEqual(t, r.Over(wait), n, "the tokens are due by then")
-			require.Less(t, r.Over(wait-time.Microsecond), n, "and not before")
+			require.Less(t, r.Over(wait-time.Microsecond), n, "the tokens are not due a microsecond earlier")
 		}
 	})
 }

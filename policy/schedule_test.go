@@ -32,7 +32,7 @@ func TestEveryNamesMultiplesSinceTheEpoch(t *testing.T) {
 		-1: 0, -90_000_000: 0, -90_000_001: -90_000_000} {
 		require.Equal(t, time.UnixMicro(want).UTC(), every.Next(time.UnixMicro(from)), from)
 	}
-	require.Zero(t, policy.Every(0).Next(time.UnixMicro(now)), "no step never comes")
+	require.Zero(t, policy.Every(0).Next(time.UnixMicro(now)), "a schedule without steps has no next instant")
 }
 
 func TestCalendarFollowsItsZone(t *testing.T) {
@@ -289,9 +289,9 @@ func TestDueAfterAYearAwayTakesFewSteps(t *testing.T) {
 		}
 	}
 	due, _ := policy.Due(policy.Every(time.Minute), now-year, now, 1<<40)
-	require.Equal(t, (now-year)/60e6*60e6+60e6, due, "equal steps are counted, not walked")
+	require.Equal(t, (now-year)/60e6*60e6+60e6, due, "all equal steps are counted")
 	due, _ = policy.Due(calendar(t, "* * * * *", nil), now-year, now, 1<<40)
-	require.Equal(t, now/60e6*60e6-999*60e6, due, "a calendar keeps the latest thousand")
+	require.Equal(t, now/60e6*60e6-999*60e6, due, "of a calendar's steps the latest thousand are counted")
 }
 
 // Repeated calls of Due after missed steps credit each of the latest keep steps once, and end at the present.

@@ -31,7 +31,7 @@ func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 	t.Parallel()
 	set := templates(t, []string{"user:root", "elsewhere"}, "user:", "order:", "tenant:*:api")
 	require.Equal(t, set.Encode(), templates(t, []string{"user:root"}, "tenant:*:api", "order:", "user:").Encode(),
-		"whatever the order")
+		"the order of templates makes no difference")
 	later, err := policy.NewTemplates(8, []policy.Template{template("order:"), template("user:"),
 		template("tenant:*:api")}, []string{"user:root"})
 	require.NoError(t, err)
@@ -47,7 +47,7 @@ func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 	require.False(t, set.SameAs(changed))
 
 	_, err = policy.NewTemplates(policy.OwnEpoch, nil, nil)
-	require.ErrorIs(t, err, policy.ErrTemplates, "fences above are those of single keys")
+	require.ErrorIs(t, err, policy.ErrTemplates, "versions from OwnEpoch on are reserved for single keys")
 	require.True(t, policy.Fence{Epoch: policy.OwnEpoch}.Own())
 	require.False(t, policy.Fence{Epoch: policy.OwnEpoch - 1}.Own())
 }
@@ -66,7 +66,7 @@ func TestTheMostSpecificTemplateCounts(t *testing.T) {
 		require.NotNil(t, r, key)
 		require.Equal(t, want, r.Prefix, key)
 	}
-	require.Nil(t, set.Of("user:root"), "a bucket of its own")
+	require.Nil(t, set.Of("user:root"), "a bucket with a policy of its own has no template")
 	require.Nil(t, templates(t, nil, "user:").Of("order:1"))
 	require.Nil(t, (*policy.Templates)(nil).Of("user:1"))
 	require.EqualValues(t, 7, set.Version())
@@ -79,7 +79,7 @@ func TestALazyTemplateHasNoRefillInterval(t *testing.T) {
 	t.Parallel()
 	for name, burst := range map[string]policy.Template{
 		"redis_rate.Limit{Rate: 1000, Burst: 100}": {Policy: policy.Policy{Capacity: 100, Rate: policy.PerSecond(1000)}},
-		"less than a millisecond's":                {Policy: policy.Policy{Capacity: 1, Rate: policy.PerSecond(10_000)}},
+		"below a millisecond's tokens":             {Policy: policy.Policy{Capacity: 1, Rate: policy.PerSecond(10_000)}},
 	} {
 		var wrong *policy.FieldError
 		require.ErrorAs(t, burst.Validate(), &wrong, name)

@@ -57,7 +57,7 @@ func TestSteppedTermsHaveNoRate(t *testing.T) {
 	require.Equal(t, policy.Terms{Kind: policy.Stepped, Capacity: 100, Tokens: 30, Per: name, Interval: 100_000,
 		Initial: 100}, got)
 	other := policy.Policy{Capacity: 100, Steps: policy.Every(2 * time.Hour), StepTokens: 30}.Terms(policy.Fence{})
-	require.NotEqual(t, name, other.Per, "another schedule has another name")
+	require.NotEqual(t, name, other.Per, "a different schedule has a different name")
 	require.Zero(t, got.Rate())
 }
 
@@ -115,7 +115,7 @@ func TestDecodeTermsRefusesWhatNoTermsHave(t *testing.T) {
 	require.NoError(t, err)
 	short, err := policy.DecodeTerms("3 0 1000 1 2000 100000")
 	require.NoError(t, err)
-	require.Equal(t, terms, short, "zeros at the end are left out")
+	require.Equal(t, terms, short, "zeros at the end may be left out")
 	for place, bad := range map[int][]string{
 		0: {"x", "-1", "1.5"}, 1: {"5"}, 2: {"0"}, 4: {"0"}, 5: {"0"}, 6: {"1001"}, 7: {"2"}, 8: {"2"}, 9: {"3"},
 		10: {"3", "16"},

@@ -59,7 +59,7 @@ func TestATemplatesBucketIsRefilledWhileItIsNotFull(t *testing.T) {
 		r.server.set(func() { r.server.polls = 0 })
 		time.Sleep(100 * time.Second)
 		r.server.set(func() {
-			require.LessOrEqual(t, r.server.polls, 10*100, "ten commands a second of the replica that has the claim")
+			require.LessOrEqual(t, r.server.polls, 10*100, "the replica with the claim sends at most ten commands a second")
 			require.Empty(t, r.server.users())
 		})
 
@@ -74,7 +74,7 @@ func TestATemplatesBucketIsRefilledWhileItIsNotFull(t *testing.T) {
 			time.Sleep(20 * time.Second)
 			r.server.set(func() {
 				require.EqualValues(t, 60, *r.server.buckets["user:1"].Tokens)
-				require.Empty(t, r.server.active, "it has left the active set")
+				require.Empty(t, r.server.active, "the full bucket has left the active set")
 				r.server.applied = map[string][]applied{}
 			})
 			time.Sleep(20 * time.Second)
@@ -116,7 +116,7 @@ func TestOneReplicaRefillsTheActiveSetAndAnotherTakesItOver(t *testing.T) {
 		holds := holder(t, replicas)
 		r.server.set(func() { r.server.applied = map[string][]applied{} })
 		busy(30 * time.Second)
-		require.Equal(t, holds, holder(t, replicas), "the winner stays the winner")
+		require.Equal(t, holds, holder(t, replicas), "the same replica keeps refilling")
 		require.Less(t, worstGap(r.server, keys), 1010*time.Millisecond)
 
 		var worst time.Duration
@@ -137,7 +137,7 @@ func TestOneReplicaRefillsTheActiveSetAndAnotherTakesItOver(t *testing.T) {
 			require.NotEqual(t, holds, holder(t, replicas))
 		}
 		t.Logf("longest time from the loss of the replica to the refill of a bucket: %s", worst)
-		require.LessOrEqual(t, worst, 1900*time.Millisecond, "under two intervals")
+		require.LessOrEqual(t, worst, 1900*time.Millisecond, "refills resume within two intervals")
 		for _, rep := range replicas {
 			rep.stop()
 		}
@@ -159,14 +159,14 @@ func TestALaterConfigurationTakesTheActiveSetFromAnOlderOne(t *testing.T) {
 		c := r.startWith("c", false, 2, later)
 		replicas = append(replicas, c)
 		busy(3 * time.Second)
-		require.Equal(t, 2, holder(t, replicas), "it knows the templates that are in force")
+		require.Equal(t, 2, holder(t, replicas), "the replica with the later file refills")
 		c.stop()
 		busy(6 * time.Second)
-		require.NotEqual(t, 2, holder(t, replicas), "one with the old file is better than none")
+		require.NotEqual(t, 2, holder(t, replicas), "a replica with the old file refills if there is no other")
 		c = r.startWith("c", false, 2, later)
 		replicas[2] = c
 		busy(6 * time.Second)
-		require.Equal(t, 2, holder(t, replicas), "and gives way")
+		require.Equal(t, 2, holder(t, replicas), "the replica with the later file refills again")
 		for _, rep := range replicas {
 			rep.stop()
 		}
@@ -291,8 +291,8 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 		t.Logf("%d refills of %d that were due, longest gap %s", applied-appliedBefore, 60*len(keys), worst)
 		require.Zero(t, stale-staleBefore, "two replicas refill")
 		require.Equal(t, holds, holder(t, replicas))
-		require.Greater(t, worst, 1200*time.Millisecond, "the replica is behind")
-		require.Less(t, worst, 3*time.Second, "but no bucket is left out")
+		require.Greater(t, worst, 1200*time.Millisecond, "the replica can't keep up")
+		require.Less(t, worst, 3*time.Second, "every bucket is refilled")
 		for _, rep := range replicas {
 			rep.stop()
 		}
@@ -320,7 +320,7 @@ func TestReplicasFarAwayRefillTheActiveSet(t *testing.T) {
 				worst := worstGap(r.server, []string{"user:1"})
 				r.server.set(func() { t.Logf("%d refills, longest gap %s", len(r.server.applied["user:1"]), worst) })
 				require.Less(t, worst, 2*time.Second)
-				require.Less(t, worst, 11*oneWay, "longest gap")
+				require.Less(t, worst, 11*oneWay, "longest gap between refills")
 				for _, rep := range replicas {
 					rep.stop()
 				}
@@ -395,7 +395,7 @@ func TestCreditOfTemplatesIsExactWhileReplicasCrashAndPause(t *testing.T) {
 				continue
 			}
 			require.EqualValues(t, 60, *r.server.buckets[key].Tokens, "%s is full in the end", key)
-			require.Equal(t, taken[key], r.server.added[key], "%s: what was taken was added, and nothing else", key)
+			require.Equal(t, taken[key], r.server.added[key], "%s: refills added exactly the tokens that were taken", key)
 			versions := map[policy.Version]bool{}
 			for _, a := range r.server.applied[key] {
 				require.False(t, versions[a.version], "%s: index %v was won twice", key, a.version)
@@ -418,14 +418,14 @@ func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 		r.server.set(func() { clear(r.server.active) })
 		time.Sleep(20 * time.Second)
 		before := len(r.server.gaps("user:1"))
-		require.True(t, take(20), "no replica refills it")
+		require.True(t, take(20), "no replica refills the bucket")
 		time.Sleep(3 * time.Second)
 		require.Len(t, r.server.gaps("user:1"), before)
 		require.False(t, take(59), "denied")
 		time.Sleep(3 * time.Second)
-		require.Greater(t, len(r.server.gaps("user:1")), before, "it is refilled again")
+		require.Greater(t, len(r.server.gaps("user:1")), before, "the bucket is refilled again")
 		time.Sleep(90 * time.Second)
-		require.True(t, take(60), "it is full")
+		require.True(t, take(60), "the bucket is full")
 		time.Sleep(90 * time.Second)
 
 		r.server.set(func() {
@@ -438,7 +438,7 @@ func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 		time.Sleep(3 * time.Second)
 		r.server.set(func() {
 			require.Empty(t, r.server.active, "none of them is a bucket of the shard")
-			require.Nil(t, r.server.bucket("user:2").Control, "nor was one created")
+			require.Nil(t, r.server.bucket("user:2").Control, "no bucket was created")
 		})
 		a.stop()
 	})
@@ -491,7 +491,7 @@ func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
 			}
 			for _, n := range names {
 				held := replicas[n].Stats().Templates[0].Shards
-				require.Equal(t, n == leader, held > 0, "%s: the leader refills all shards", n)
+				require.Equal(t, n == leader, held > 0, "%s: only the leader refills shards", n)
 			}
 			r.server.set(func() { r.server.applied = map[string][]applied{} })
 			busy()
@@ -516,7 +516,7 @@ func TestElectedReplicasTakeTheActiveSetOver(t *testing.T) {
 		}
 		t.Logf("longest time without a refill: %s when leaders resign, %s when they die", resigned, died)
 		require.Less(t, resigned, 1700*time.Millisecond)
-		require.Less(t, died, 2160*time.Millisecond, "two intervals, what the standbys wait beyond them, and the way")
+		require.Less(t, died, 2160*time.Millisecond, "two intervals, the standbys' wait and the network delay")
 		resign()
 		for _, rep := range replicas {
 			rep.stop()
@@ -535,12 +535,12 @@ func TestALaterVersionOfATemplateIsInForceWithTheNextRefill(t *testing.T) {
 		time.Sleep(4 * time.Second)
 		tokens := int64(0)
 		r.server.set(func() { tokens = *r.server.buckets["user:1"].Tokens })
-		require.Greater(t, tokens, int64(20), "ten a second")
+		require.Greater(t, tokens, int64(20), "the later rate of ten a second is used")
 		require.NoError(t, a.Update(nil, nil, 3))
 		r.server.takeTemplate(next.Of("user:1"), "user:1", tokens)
 		time.Sleep(10 * time.Second)
 		r.server.set(func() {
-			require.LessOrEqual(t, *r.server.buckets["user:1"].Tokens, int64(10), "it is no longer refilled")
+			require.LessOrEqual(t, *r.server.buckets["user:1"].Tokens, int64(10), "a bucket without a template is not refilled")
 		})
 		a.stop()
 	})

@@ -32,7 +32,7 @@ func observed() (d *division, at int64) {
 func TestReplicasThatWinInTurnKeepWhatTheyKnow(t *testing.T) {
 	t.Parallel()
 	for name, written := range map[string]*lua.PlanResult{
-		"another one wrote": {Stale: true}, "there was no reply": {Err: errors.New("cut off")},
+		"another replica wrote the plan": {Stale: true}, "there was no reply": {Err: errors.New("cut off")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -52,10 +52,10 @@ func TestAReplicaForgetsWhatOthersHaveReadSince(t *testing.T) {
 	const hour = int64(time.Hour / time.Microsecond)
 	d, at := observed()
 	d.apply(policy.Version{Era: 1, Index: 70}, at+hour, &lua.PlanResult{Stale: true})
-	require.True(t, d.next.Kept, "the plan that is there knows more")
+	require.True(t, d.next.Kept, "the stored plan has more data")
 	d, at = observed()
 	d.apply(policy.Version{Era: 1, Index: 70}, at-hour, &lua.PlanResult{Stale: true})
-	require.False(t, d.next.Kept, "a clock that was set back")
+	require.False(t, d.next.Kept, "the clock was set back")
 }
 
 // A replica with an older file may win refills. It leaves the plan to the replicas whose policy is in force.
@@ -68,5 +68,5 @@ func TestOnlyReplicasWhosePolicyIsInForcePlan(t *testing.T) {
 	require.False(t, d.planned(&older, r))
 	require.True(t, d.planned(&later, r))
 	r.Differs = true
-	require.False(t, d.planned(&later, r), "another file of the same version")
+	require.False(t, d.planned(&later, r), "another file of the same version is in force")
 }

@@ -25,7 +25,7 @@ func TestPooledBucketFollowsTheTermsSetAtRunTime(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.start("a", false, 3, pooled("payments"), checkout(1000))
 		time.Sleep(2 * time.Second)
-		require.Zero(t, r.server.take("payments", 1), "without terms it is not created")
+		require.Zero(t, r.server.take("payments", 1), "a pool's bucket is not created without terms")
 		require.EqualValues(t, 1000, r.server.take("checkout", 1000))
 
 		require.NoError(t, a.SetTerms("payments", poolTerms(2, 100)))
@@ -101,5 +101,5 @@ func TestThePlanOfAPoolGoesByTheRateInForce(t *testing.T) {
 	plain := refilled(8, 999)
 	plain.Pool = false
 	require.False(t, d.planned(&terms, plain), "plain terms are in force")
-	require.False(t, d.planned(nil, refilled(8, 999)), "none are known")
+	require.False(t, d.planned(nil, refilled(8, 999)), "no terms are known")
 }

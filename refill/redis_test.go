@@ -122,7 +122,7 @@ func TestClusterBucketsOfEverySlotAreRefilledWhileSlotsMove(t *testing.T) {
 	r.mu.Lock()
 	workers := len(r.workers)
 	r.mu.Unlock()
-	require.Equal(t, 3, workers, "a worker per master")
+	require.Equal(t, 3, workers, "each master has a worker")
 	for _, b := range buckets[:5] {
 		slot := lua.Slot(b.Key)
 		require.EqualValues(t, slot, rdb.ClusterKeySlot(t.Context(), b.Key).Val())
@@ -232,7 +232,7 @@ func TestThousandsOfBucketsKeepTheirInterval(t *testing.T) {
 	var seen []string
 	for range 4 {
 		refills, late := 0, 0
-		w.until(t, "five refills of each", func(events map[string][]Event) bool {
+		w.until(t, "five refills of each bucket", func(events map[string][]Event) bool {
 			refills, late = 0, 0
 			for _, b := range buckets {
 				if len(events[b.Key]) < 5 {
@@ -323,11 +323,11 @@ func TestCallsDoNotPileUpBeforeASlowServer(t *testing.T) {
 		// two batches were under way when the server stopped answering
 		require.LessOrEqual(t, b.size, 400>>max(0, i-1), "batch %d", i)
 		if i > 1 {
-			require.False(t, b.sent.Before(failed[i-1].replied), "one batch at a time")
+			require.False(t, b.sent.Before(failed[i-1].replied), "a batch is sent after the reply to the previous one")
 		}
 	}
 	require.Less(t, sent, int64(1000), "some hundred buckets were sent, though a thousand came due ten times a second")
-	require.LessOrEqual(t, connections, len(failed)+max(idle, 2), "at most one connection for each")
+	require.LessOrEqual(t, connections, len(failed)+max(idle, 2), "each failed batch uses at most one connection")
 
 	w.forget()
 	require.NoError(t, proxy.Heal())
@@ -371,7 +371,7 @@ func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 		_, stop := running(t, rdb, w, false, []Bucket{b})
 		defer stop()
 	}
-	w.until(t, "the bucket to begin with initial", created(1000))
+	w.until(t, "the bucket to be created with its initial tokens", created(1000))
 	w.forget()
 	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error { // so that no refill comes between
 		p.FlushAll(ctx)
@@ -380,5 +380,5 @@ func TestAPlainClientThatAsksFirstTakesNoInitialTokensAway(t *testing.T) {
 		return nil
 	})
 	require.NoError(t, err)
-	w.until(t, "the bucket to come back full", created(1000))
+	w.until(t, "the bucket to be created full", created(1000))
 }

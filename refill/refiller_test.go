@@ -33,10 +33,10 @@ func TestOneReplicaRefillsEachInterval(t *testing.T) {
 		}
 		list := r.server.applied["checkout"]
 		for _, a := range list {
-			require.Equal(t, list[0].by, a.by, "the winner stays the winner")
+			require.Equal(t, list[0].by, a.by, "the same replica keeps refilling")
 		}
 		for _, gap := range r.server.gaps("checkout") {
-			require.InDelta(t, interval, gap, float64(time.Millisecond), "the winner doesn't drift")
+			require.InDelta(t, interval, gap, float64(time.Millisecond), "the time between refills is one interval")
 		}
 		for _, rep := range replicas {
 			require.LessOrEqual(t, rep.calls, 330, "a loser calls about once per interval")
@@ -80,7 +80,7 @@ func TestCreditIsExactWhileReplicasCrashAndPause(t *testing.T) {
 		list := r.server.applied["checkout"]
 		due := int64(500 * list[len(list)-1].at.Sub(start).Seconds())
 		require.InDelta(t, due, taken, 500*interval.Seconds()+1,
-			"all that fell due since the start was added, and no more")
+			"refills added exactly the tokens that fell due since the start")
 		versions := map[policy.Version]bool{}
 		for _, a := range list {
 			require.False(t, versions[a.version], "index %v was won twice", a.version)
@@ -137,7 +137,7 @@ func TestRestartedEmptyServerMintsNothingBesideALateStarter(t *testing.T) {
 		r.server.set(func() { r.server.buckets = map[string]*oracle.Bucket{} })
 		b := r.start("b", false, 0, checkout(1000))
 		time.Sleep(time.Second)
-		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(500), "only what fell due since")
+		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(500), "only tokens due since the loss are added")
 		a.stop()
 		b.stop()
 	})
@@ -153,7 +153,7 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 		r.server.set(func() { r.server.away = true })
 		before := a.Stats().Errors
 		time.Sleep(1500 * time.Millisecond)
-		require.Less(t, a.Stats().Errors-before, int64(12), "it backs off")
+		require.Less(t, a.Stats().Errors-before, int64(12), "the replica backs off")
 		require.ErrorIs(t, a.Stats().Away, errAway)
 		r.server.set(func() { r.server.away = false })
 		time.Sleep(1500 * time.Millisecond)
@@ -198,7 +198,7 @@ func TestOneBadBucketDoesNotStopTheOthers(t *testing.T) {
 		a := r.start("a", false, 0, bad, checkout(1000))
 		time.Sleep(10 * time.Second)
 		require.GreaterOrEqual(t, len(r.server.gaps("checkout")), 95)
-		require.Less(t, a.Stats().Faults, int64(20), "the bad one is tried ever more slowly")
+		require.Less(t, a.Stats().Faults, int64(20), "the malformed bucket is tried less and less often")
 		r.server.set(func() { r.server.bad["bad"] = nil })
 		time.Sleep(10 * time.Second)
 		a.stop()
@@ -268,13 +268,13 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 		before := 0
 		b.set(func() { before = b.calls })
 		time.Sleep(20 * time.Second)
-		b.set(func() { require.Equal(t, before, b.calls, "it calls no more") })
+		b.set(func() { require.Equal(t, before, b.calls, "the standby makes no further calls") })
 
 		r.server.set(func() { r.server.bad["bad"] = lua.ErrMalformedBucket })
 		a.stop()
 		resign()
 		time.Sleep(time.Second)
-		require.True(t, lastOf("bad").OwnFault(), "it races")
+		require.True(t, lastOf("bad").OwnFault(), "the standby races")
 		require.Less(t, slices.Max(r.server.gaps("good")), 2*interval+interval/2)
 		a = r.start("a", true, 1, bucket("bad", 500), bucket("differs", 700), bucket("good", 500))
 		resign = a.lead()
@@ -282,7 +282,7 @@ func TestAStandbyDetectsThatABucketIsRightAgain(t *testing.T) {
 		require.False(t, b.Stats().Racing)
 		r.server.set(func() { r.server.bad["bad"] = nil })
 		time.Sleep(2 * maxBucketBackoff)
-		require.NoError(t, lastOf("bad").Err, "a fault found while it raced passes, too")
+		require.NoError(t, lastOf("bad").Err, "a fault found while the standby raced ends, too")
 		resign()
 		a.stop()
 		b.stop()
@@ -421,7 +421,7 @@ func TestMoreBucketsThanABatchBeginAndChangeAtOnce(t *testing.T) {
 		time.Sleep(5 * interval)
 		created := 0
 		r.server.set(func() { created = len(r.server.applied) })
-		require.Equal(t, 3000, created, "two intervals after they were found missing")
+		require.Equal(t, 3000, created, "all buckets are created two intervals after they were found missing")
 		require.NoError(t, a.Update(many(100), nil, 2))
 		time.Sleep(interval)
 		for _, b := range many(100) {
@@ -441,7 +441,7 @@ func TestUpdateSwitchesUnderALaterVersionOnly(t *testing.T) {
 		time.Sleep(time.Second)
 		require.EqualValues(t, 10, r.server.take("checkout", 5000), "b's old config can't put the old policy back")
 		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, 1), ErrConfig)
-		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, policy.MaxTokens+1), ErrConfig, "as New")
+		require.ErrorIs(t, a.Update([]Bucket{checkout(1000)}, nil, policy.MaxTokens+1), ErrConfig, "the version is too high")
 		for v := range int64(1000) {
 			require.NoError(t, a.Update([]Bucket{checkout(100 + 100_000*(v%2))}, nil, 3+v))
 			time.Sleep(time.Millisecond)
@@ -461,13 +461,13 @@ func TestAStandbyBringsALaterVersionThatTheLeaderDoesNotHave(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		require.NoError(t, b.Update([]Bucket{checkout(100)}, nil, 2))
 		time.Sleep(10 * time.Millisecond)
-		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(100), "it is in force at once")
+		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(100), "the later policy is in force at once")
 		time.Sleep(5 * time.Second)
-		require.EqualValues(t, 100, r.server.take("checkout", 5000), "the leader goes on, under the later policy")
+		require.EqualValues(t, 100, r.server.take("checkout", 5000), "the leader refills under the later policy")
 		require.True(t, b.Stats().Racing, "no leader has the later file")
 		require.NoError(t, a.Update([]Bucket{checkout(100)}, nil, 2))
 		time.Sleep(time.Second)
-		require.False(t, b.Stats().Racing, "the leader has it, too")
+		require.False(t, b.Stats().Racing, "the leader has the later file, too")
 		require.Less(t, slices.Max(r.server.gaps("checkout")[1:]), 2*interval)
 		resign()
 		a.stop()
@@ -486,7 +486,7 @@ func TestAStandbyWithALaterFileRefillsItsNewBuckets(t *testing.T) {
 		time.Sleep(time.Second)
 		require.EqualValues(t, 1000, r.server.take("extra", 5000))
 		time.Sleep(time.Second)
-		require.EqualValues(t, 400, r.server.take("extra", 400), "it is refilled")
+		require.EqualValues(t, 400, r.server.take("extra", 400), "the bucket is refilled")
 		require.NoError(t, a.Update([]Bucket{checkout(1000), extra}, nil, 2))
 		time.Sleep(time.Second)
 		require.False(t, b.Stats().Racing)

@@ -66,13 +66,13 @@ func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
 	_, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Observe: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	w.until(t, "the others are created and refilled", appliedTo(buckets[1:]))
-	require.Less(t, time.Since(began), 2*time.Second, "new ones as soon as ever")
+	require.Less(t, time.Since(began), 2*time.Second, "permitted buckets are created without delay")
 	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
 		return refilledInTime(events, keys, interval)
 	})
 	w.forget()
 	allowed(t, rdb, append(keys, buckets[0].Key)...)
-	w.until(t, "it is refilled once that is allowed", appliedTo(buckets[:1]))
+	w.until(t, "the bucket is refilled once the ACL allows it", appliedTo(buckets[:1]))
 	stop()
 	require.Equal(t, 1, strings.Count(log.String(), "bucket can't be refilled"), log.String())
 	require.Contains(t, log.String(), "bucket="+buckets[0].Key)
@@ -107,7 +107,7 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 		return refilledInTime(events, keys[1:], interval)
 	})
 	stop()
-	require.Less(t, len(w.events[keys[0]]), len(w.events[keys[1]])/3, "it is tried ever more seldom")
+	require.Less(t, len(w.events[keys[0]]), len(w.events[keys[1]])/3, "the forbidden bucket is tried less and less often")
 	var faults, unanswered int64
 	for _, e := range slices.Concat(slices.Collect(maps.Values(w.events))...) {
 		switch {

@@ -37,17 +37,17 @@ func TestAfterARollBackToAnOlderFileTheVersionHasToBeRaised(t *testing.T) {
 	w = newWatch()
 	r, stop := runningWith(t, Config{Redis: rdb, Buckets: old, Version: 7, Observe: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
-	w.until(t, "refills of a, and of b, which is new", appliedTo(old))
+	w.until(t, "refills of a and of the new bucket b", appliedTo(old))
 	require.EqualValues(t, 8, inForce("a"))
 	require.EqualValues(t, 7, inForce("b"))
 	require.Contains(t, log.String(), "bucket has a policy of a later version: this replica's config is old: bucket=a")
 
 	require.NoError(t, rdb.FlushAll(ctx).Err())
 	w.forget()
-	w.until(t, "b is created again, and refilled thirty times", func(events map[string][]Event) bool {
+	w.until(t, "b is created again and refilled thirty times", func(events map[string][]Event) bool {
 		return len(events["b"]) > 30
 	})
-	require.Zero(t, rdb.Exists(ctx, lua.ControlKey("a")).Val(), "a later replica may come back")
+	require.Zero(t, rdb.Exists(ctx, lua.ControlKey("a")).Val(), "the old replica leaves a to replicas with the later file")
 
 	require.NoError(t, r.Update(old, nil, 9))
 	w.forget()

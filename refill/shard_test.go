@@ -33,7 +33,7 @@ func TestBucketsOfAClustersShardAreRefilledSlotBySlot(t *testing.T) {
 		changes := 0
 		for i, e := range m.work {
 			if !cluster {
-				require.Equal(t, names[i], e.key, "in the order in which they came")
+				require.Equal(t, names[i], e.key, "entries keep the order of the reply")
 			}
 			if i == 0 || lua.Slot(e.key) != lua.Slot(m.work[i-1].key) {
 				changes++

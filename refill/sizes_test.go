@@ -25,25 +25,25 @@ func answers(n int, begun ...int64) []lua.RefillResult {
 func TestScriptCallsShrinkOnASlowServerAndGrowOnAFastOne(t *testing.T) {
 	t.Parallel()
 	p := newSizes(500, time.Second)
-	require.Equal(t, 20, p.perCall(), "to begin with")
+	require.Equal(t, 20, p.perCall(), "the first calls have 20 buckets")
 	require.Equal(t, 500, p.batch())
 
 	for range 50 { // 5 µs a bucket
 		n := int64(p.perCall())
 		p.answered(answers(int(n), 1000, 1000+5*n, 1000+10*n))
 	}
-	require.Equal(t, 50, p.perCall(), "the most")
+	require.Equal(t, 50, p.perCall(), "fast calls have 50 buckets")
 	require.Equal(t, 500, p.batch())
 
 	p.answered(answers(50, 1000, 90_000))
-	require.GreaterOrEqual(t, p.perCall(), 35, "one stretch without a processor is not a slow server")
+	require.GreaterOrEqual(t, p.perCall(), 35, "one slow reply shrinks calls only a little")
 
 	for range 50 { // 400 µs a bucket
 		n := int64(p.perCall())
 		p.answered(answers(int(n), 1000, 1000+400*n))
 	}
-	require.Equal(t, 1, p.perCall(), "even one bucket is over the budget")
-	require.InDelta(t, 250, p.batch(), 10, "a tenth of the timeout")
+	require.Equal(t, 1, p.perCall(), "calls have one bucket, even if that exceeds the budget")
+	require.InDelta(t, 250, p.batch(), 10, "a batch fits into a tenth of the timeout")
 
 	for range 50 {
 		n := int64(p.perCall())
@@ -70,11 +70,11 @@ func TestTheCostOfACallIsReadFromTheServersClock(t *testing.T) {
 	t.Parallel()
 	us := func(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 	require.Zero(t, costOf(nil))
-	require.Zero(t, costOf(answers(20, 1000)), "one call is not enough")
+	require.Zero(t, costOf(answers(20, 1000)), "the cost of a single call is unknown")
 	require.Equal(t, us(5), costOf(answers(20, 1000, 1100)))
-	require.Equal(t, us(5), costOf(answers(20, 1000, 1100, 9100, 9200)), "the median")
-	require.Zero(t, costOf(answers(20, 1000, 900)), "a clock that stepped back")
+	require.Equal(t, us(5), costOf(answers(20, 1000, 1100, 9100, 9200)), "the cost is the median")
+	require.Zero(t, costOf(answers(20, 1000, 900)), "the clock stepped back")
 	failed := answers(1, 1000, 1010, 1020, 1030)
 	failed[1].Err = errors.New("lost")
-	require.Equal(t, us(10), costOf(failed), "from the last two")
+	require.Equal(t, us(10), costOf(failed), "the cost is that of the last two calls")
 }

@@ -36,7 +36,7 @@ func TestALeaderWithAnOlderFileRemovesNoBucketsOfALaterTemplate(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		r.server.set(func() {
 			require.True(t, r.server.active[lua.Shard{Prefix: "user:", Number: lua.ActiveShard(key)}][key])
-			require.Greater(t, *r.server.buckets[key].Tokens, int64(30), "twenty a second")
+			require.Greater(t, *r.server.buckets[key].Tokens, int64(30), "the bucket is refilled at twenty a second")
 		})
 		resign()
 		leader.stop()

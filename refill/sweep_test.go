@@ -59,7 +59,7 @@ func TestReservationsThatCannotBeEndedAreLoggedOnce(t *testing.T) {
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
 	for i := range 10 {
 		reserve(good, fmt.Sprint(i))
-		w.until(t, "the reservation is due at a refill of both", func(events map[string][]Event) bool {
+		w.until(t, "the reservation is due at a refill of each bucket", func(events map[string][]Event) bool {
 			for _, key := range keys {
 				if !slices.ContainsFunc(events[key], func(e Event) bool {
 					return e.Outcome.Status.Wrote() && e.Outcome.Due != 0 && e.Outcome.Due <= e.Outcome.Now
@@ -104,7 +104,7 @@ func testReservationsEnd(t *testing.T, rdb redis.UniversalClient) {
 		}, time.Minute, 10*time.Millisecond, "tokens of an unsettled reservation return")
 		s, err := lua.Settle(t.Context(), rdb, b.Key, "alive", 0)
 		require.NoError(t, err)
-		require.EqualValues(t, 10, s.Returned, "what is not over is held")
+		require.EqualValues(t, 10, s.Returned, "a reservation that has not ended is kept")
 	}
 }
 

@@ -60,7 +60,7 @@ func TestALossUnderAnOlderLeaderBringsNoEarlierPolicyBack(t *testing.T) {
 			r.server.lose()
 			for range 100 {
 				time.Sleep(latestWithin / 100)
-				require.NotEqualValues(t, 1, r.server.inForce("checkout"), "the leader knows of the later version")
+				require.NotEqualValues(t, 1, r.server.inForce("checkout"), "the leader doesn't restore the old version")
 			}
 			require.EqualValues(t, 2, r.server.inForce("checkout"))
 		}
@@ -132,7 +132,7 @@ func TestAMissingBucketDoesNotMakeAnOlderFileCurrent(t *testing.T) {
 			later.set(func() { later.thaw = thaw })
 			r.server.lose()
 			time.Sleep(latestWithin - 2*interval)
-			require.EqualValues(t, -1, r.server.inForce("checkout"), "the other one waits for the later file")
+			require.EqualValues(t, -1, r.server.inForce("checkout"), "the older replica leaves creation to the later one")
 			later.set(func() { later.thaw = nil })
 			close(thaw)
 			time.Sleep(2 * interval)
@@ -166,13 +166,13 @@ func TestAPublishedLaterVersionStopsThePulse(t *testing.T) {
 		time.Sleep(time.Second)
 		leader.RecordVersion(1)
 		time.Sleep(time.Second)
-		require.False(t, standby.Stats().Racing, "it is the leader's own")
+		require.False(t, standby.Stats().Racing, "the standby trusts a leader of the published version")
 		leader.RecordVersion(2)
 		time.Sleep(time.Second)
 		require.True(t, standby.Stats().Racing)
 		require.NoError(t, leader.Update([]Bucket{checkout(1000)}, nil, 2))
 		time.Sleep(time.Second)
-		require.False(t, standby.Stats().Racing, "the leader's file has reached it")
+		require.False(t, standby.Stats().Racing, "the leader has the later file")
 		resign()
 		leader.stop()
 		standby.stop()
