@@ -301,7 +301,7 @@ func (p *part) take() {
 func (p *part) ask() error {
 	first := p.demands[0]
 	if _, isLazy := first.kind.(*lazy); isLazy {
-		err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, whole: true})
+		err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, allKeys: true})
 		if err == nil {
 			first.answer = first.got
 			p.ok = first.got.reply.OK || first.got.info.shadowed()

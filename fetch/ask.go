@@ -17,16 +17,16 @@ type ask struct {
 	cost int64                                                    // tokens that the command may take without a reply
 	undo func(ctx context.Context, c lua.Client, cmd redis.Cmder) // undoes a command after its caller has left; may be nil
 
-	bucket *bucket
-	key    string
-	flow   string // the flow of all takes; only with byFlow
-	byFlow bool   // the bucket has flows, as far as is known
-	kind   kind
-	info   *info         // of the bucket; updated with the reply
-	run    policy.Run    // one take; if there is neither run nor line, the bucket is only opened
-	line   []policy.Run  // several takes; after a denied one, no more of them are made
-	hold   time.Duration // for how long tokens will be held by the script for which the bucket is opened
-	whole  bool          // ask with all keys: the policy is wanted, or a denial is likely
+	bucket  *bucket
+	key     string
+	flow    string // the flow of all takes; only with byFlow
+	byFlow  bool   // the bucket has flows, as far as is known
+	kind    kind
+	info    *info         // of the bucket; updated with the reply
+	run     policy.Run    // one take; if there is neither run nor line, the bucket is only opened
+	line    []policy.Run  // several takes; after a denied one, no more of them are made
+	hold    time.Duration // for how long tokens will be held by the script for which the bucket is opened
+	allKeys bool          // ask with all keys: the policy is wanted, or a denial is likely
 
 	reply lua.TakeReply
 	runs  []lua.RunReply // of the line
@@ -34,10 +34,10 @@ type ask struct {
 }
 
 // resolve turns leaves in percent into numbers of tokens, if the capacity is known. If it is unknown, resolve sets
-// whole for such a leave, because the reply to a call with only the key of the tokens doesn't have the capacity.
+// allKeys for such a leave, because the reply to a call with only the key of the tokens doesn't have the capacity.
 func (a *ask) resolve(capacity int64) {
 	if capacity == 0 {
-		a.whole = a.whole || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
+		a.allKeys = a.allKeys || a.run.Leave.Percent > 0 || len(a.line) > 0 && a.line[0].Leave.Percent > 0
 		return
 	}
 	a.run.Leave = policy.Leave{Tokens: a.run.Leave.Of(capacity)}
@@ -70,7 +70,7 @@ type group struct {
 	total    int64
 	part     int // its number among the groups of the bucket, whose calls are made in this order
 	inLine   bool
-	whole    bool
+	allKeys  bool
 	isolated bool // in a call of its own
 	create   bool // the bucket was found missing, and may be created
 	done     bool
@@ -114,14 +114,14 @@ func (g *group) words() lua.Takes {
 	}
 	words.Runs = g.runs
 	words.InLine = g.inLine
-	words.Whole = g.whole || asBudget(g.kind) != nil // the tokens alone don't show which steps of a budget are due
-	words.Terms = g.whole
+	words.Whole = g.allKeys || asBudget(g.kind) != nil // the tokens alone don't show which steps of a budget are due
+	words.Terms = g.allKeys
 	return words
 }
 
 // byFlows returns the group's takes with their flows.
 func (g *group) byFlows() lua.FlowTakes {
-	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.whole, Runs: make([]policy.FlowRun, len(g.runs))}
+	takes := lua.FlowTakes{Key: g.key, InLine: g.inLine, Terms: g.allKeys, Runs: make([]policy.FlowRun, len(g.runs))}
 	if ofTemplate(g.kind) && !g.opened {
 		takes.Below = g.info.limit()
 	}
@@ -133,7 +133,7 @@ func (g *group) byFlows() lua.FlowTakes {
 
 func (g *group) add(r *engine.Request[ask]) {
 	a := &r.Body
-	g.asks, g.whole = append(g.asks, r), g.whole || a.whole
+	g.asks, g.allKeys = append(g.asks, r), g.allKeys || a.allKeys
 	if a.line != nil {
 		g.runs = append(g.runs, a.line...)
 	} else if last := len(g.runs) - 1; last >= 0 && !a.run.UpTo && g.runs[last].N == a.run.N &&

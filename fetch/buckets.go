@@ -58,7 +58,8 @@ func (b *bucket) waited() bool {
 // mark marks something for a limited time. The zero mark has ended.
 type mark struct{ until atomic.Pointer[time.Time] }
 
-func (m *mark) holds(now time.Time) bool {
+// active reports whether the mark has not ended.
+func (m *mark) active(now time.Time) bool {
 	until := m.until.Load()
 	return until != nil && now.Before(*until)
 }

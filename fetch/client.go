@@ -110,9 +110,9 @@ func (c *Client) Peek(ctx context.Context, key string, opts ...CallOption) (Resu
 		}
 		if reply.Terms != nil {
 			r.Limit = reply.Terms.Capacity
-			r.ResetAfter = peekedHolds(r.Limit, &reply)
+			r.ResetAfter = peekedTimeUntil(r.Limit, &reply)
 			if r.OK {
-				r.MoreAfter = peekedHolds(reply.Tokens+1, &reply)
+				r.MoreAfter = peekedTimeUntil(reply.Tokens+1, &reply)
 			}
 			r.OnFloor = reply.Terms.Pool && !reply.Terms.Granted(reply.Version.Era, reply.Now)
 		}

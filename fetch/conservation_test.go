@@ -574,7 +574,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 	clamped := int64(0)
 	ranOut := int64(0)
 	// The tokens of a block are lost if its consumer can't give them back in time.
-	whole := !s.weather.storm && !s.weather.alone && s.stopped < leaseMargin/2
+	lossless := !s.weather.storm && !s.weather.alone && s.stopped < leaseMargin/2
 	for _, key := range s.keys {
 		b := l.books[key]
 		slack += s.unsure[key]
@@ -588,7 +588,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		}
 		lacks := b.taken() - b.clamped - admitted + s.returned[key] // taken = admitted + returned + clamped + lost
 		require.GreaterOrEqual(s.t, lacks, -s.unsure[key], "%s: %d tokens were admitted and not taken", key, -lacks)
-		if whole {
+		if lossless {
 			require.Zero(s.t, lacks, "%s: tokens are missing, %+v", key, stats)
 		}
 		missing += max(0, lacks)
@@ -598,7 +598,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		}
 	}
 	require.LessOrEqual(s.t, missing, slack, "the SDK says what may be lost")
-	if whole {
+	if lossless {
 		require.Zero(s.t, stats.Lost)
 	}
 	if !s.weather.storm {

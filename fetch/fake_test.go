@@ -316,13 +316,13 @@ func (f *fake) takes(w *words) []int64 {
 	now := time.Now().UnixMicro()
 	reply := []int64{now}
 	for key := 0; key < w.keys; key += 2 {
-		reply = f.whole(w, w.key(key), reply, now)
+		reply = f.withAllKeys(w, w.key(key), reply, now)
 	}
 	return reply
 }
 
-// whole appends the reply for one bucket that is asked with all keys.
-func (f *fake) whole(w *words, key string, reply []int64, now int64) []int64 {
+// withAllKeys appends the reply for one bucket that is asked with all keys.
+func (f *fake) withAllKeys(w *words, key string, reply []int64, now int64) []int64 {
 	w.number()
 	w.number()
 	withPolicy, inLine := w.number() == 1, w.number() == 1

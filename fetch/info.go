@@ -77,7 +77,8 @@ func newDenial(n, leave int64, reply *lua.TakeReply, now time.Time) *denial {
 	return d
 }
 
-func (d *denial) holds(n, leave int64, now time.Time) bool {
+// applies reports whether the denial also answers a take of n tokens with a leave.
+func (d *denial) applies(n, leave int64, now time.Time) bool {
 	return d != nil && n >= d.n && leave >= d.leave && now.Before(d.until)
 }
 
@@ -153,17 +154,17 @@ func (i *info) lacksSchedule(now time.Time) bool {
 
 // moreAfter returns the time until a bucket of this policy has one more token than the number in tokens.
 func (i *info) moreAfter(tokens int64, now time.Time) time.Duration {
-	return i.holds(tokens+1, tokens, now)
+	return i.timeUntil(tokens+1, tokens, now)
 }
 
 // resetAfter returns the time until a bucket of this policy that holds tokens is full.
 func (i *info) resetAfter(tokens int64, now time.Time) time.Duration {
-	return i.holds(policy.MaxTokens, tokens, now)
+	return i.timeUntil(policy.MaxTokens, tokens, now)
 }
 
-// holds returns the time until a bucket of this policy holds n tokens or is full. It assumes that the bucket was
+// timeUntil returns the time until a bucket of this policy holds n tokens or is full. It assumes that the bucket was
 // refilled just now and then held tokens, and that a grant in force does not end.
-func (i *info) holds(n, tokens int64, now time.Time) time.Duration {
+func (i *info) timeUntil(n, tokens int64, now time.Time) time.Duration {
 	if i.terms == nil {
 		return Never
 	}
@@ -228,8 +229,8 @@ func (c *Client) askSchedule(t *task, at int64) *info {
 	return c.buckets.update(t.key, func(i *info) { i.steps = steps })
 }
 
-// peekedHolds returns the time until a bucket that was peeked holds n tokens or is full.
-func peekedHolds(n int64, p *lua.PeekReply) time.Duration {
+// peekedTimeUntil returns the time until a bucket that was peeked holds n tokens or is full.
+func peekedTimeUntil(n int64, p *lua.PeekReply) time.Duration {
 	b := policy.Bucket{Tokens: &p.Tokens, Control: &policy.Control{
 		Terms: *p.Terms, Era: p.Version.Era, Last: p.Last, Carry: p.Carry, Step: p.Step, Next: p.Next,
 	}}

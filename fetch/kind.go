@@ -100,7 +100,7 @@ func (r *refilled) replaces(t *policy.Terms) bool {
 func (r *refilled) has(era int64) bool { return era != 0 }
 
 func (r *refilled) open(t *task, hold time.Duration) error {
-	return t.takes(&ask{hold: hold, whole: true})
+	return t.takes(&ask{hold: hold, allKeys: true})
 }
 
 // giveBack drops the tokens if the bucket no longer exists, because then it was full.

@@ -99,8 +99,8 @@ func (ls *lines) find(flow string, leave policy.Leave) *line {
 // lines that leave less. last is the line among them that was denied last. The lock is held.
 func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int64, last *line) {
 	for _, l := range ls.of {
-		holds, leavesLess := l.holds(flow, leave)
-		if !holds || ofLine && !leavesLess {
+		holdsBack, leavesLess := l.holdsBack(flow, leave)
+		if !holdsBack || ofLine && !leavesLess {
 			continue
 		}
 		total += l.total
@@ -111,9 +111,9 @@ func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int6
 	return total, last
 }
 
-// holds reports whether the line holds back takes of a flow with a leave. leavesLess reports whether the line leaves
-// less than these takes do.
-func (l *line) holds(flow string, leave policy.Leave) (holds, leavesLess bool) {
+// holdsBack reports whether the line holds back takes of a flow with a leave. leavesLess reports whether the line
+// leaves less than these takes do.
+func (l *line) holdsBack(flow string, leave policy.Leave) (holdsBack, leavesLess bool) {
 	limit := l.info.limit()
 	theirs, ours := l.leave.Of(limit), leave.Of(limit)
 	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
@@ -136,10 +136,10 @@ func (l *line) holdTime(n int64) time.Duration {
 func (ls *lines) pass(flow string, n int64, leave policy.Leave) time.Duration {
 	now, held := time.Now(), time.Duration(0)
 	for _, l := range ls.of {
-		switch holds, leavesLess := l.holds(flow, leave); {
-		case leavesLess && holds:
+		switch holdsBack, leavesLess := l.holdsBack(flow, leave); {
+		case leavesLess && holdsBack:
 			return Never
-		case holds:
+		case holdsBack:
 			held = max(held, l.holdTime(n)-now.Sub(l.passed))
 		}
 	}
@@ -147,7 +147,7 @@ func (ls *lines) pass(flow string, n int64, leave policy.Leave) time.Duration {
 		return held
 	}
 	for _, l := range ls.of {
-		if holds, _ := l.holds(flow, leave); holds {
+		if holdsBack, _ := l.holdsBack(flow, leave); holdsBack {
 			l.passed = now
 		}
 	}

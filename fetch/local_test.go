@@ -50,8 +50,8 @@ func TestSharesTogetherAdmitWhatTheBucketWouldHave(t *testing.T) {
 	}
 }
 
-// holds returns the number of tokens in a share. It makes a take that is denied, whose result has this number.
-func holds(s *share, now time.Duration) int64 {
+// tokensIn returns the number of tokens in a share. It makes a take that is denied, whose result has this number.
+func tokensIn(s *share, now time.Duration) int64 {
 	return s.take(policy.MaxTokens, policy.MaxTokens, 0, now).Tokens
 }
 
@@ -87,15 +87,15 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	require.False(t, w.OK)
 	require.EqualValues(t, -1, w.Wait, "more than the bucket ever holds")
 	s.giveBack(25)
-	require.EqualValues(t, 25, holds(s, time.Hour))
+	require.EqualValues(t, 25, tokensIn(s, time.Hour))
 	s.count(2, 0)
-	require.EqualValues(t, 25, holds(s, time.Hour), "fewer consumers are believed only after a while")
+	require.EqualValues(t, 25, tokensIn(s, time.Hour), "fewer consumers are believed only after a while")
 	require.EqualValues(t, 4, s.live)
 	s.count(2, 0)
 	s.count(2, 0)
 	require.EqualValues(t, 2, s.live)
 	s.count(50, 0)
-	require.LessOrEqual(t, holds(s, time.Hour), int64(2), "more at once")
+	require.LessOrEqual(t, tokensIn(s, time.Hour), int64(2), "more at once")
 }
 
 // However long the time between two takes is, the share is credited only at the second one, with all of that time.
@@ -110,8 +110,8 @@ func TestAShareThatIsSeldomTakenFromEarnsItsPartOfTheRate(t *testing.T) {
 	s = &share{terms: localTerms(policy.MaxTokens, policy.Rate{Tokens: 1<<40 + 1, Per: 12 * 24 * time.Hour})}
 	s.record(0, 0)
 	s.count(4, 0)
-	holds(s, 0)
-	require.Positive(t, holds(s, 10*365*24*time.Hour))
+	tokensIn(s, 0)
+	require.Positive(t, tokensIn(s, 10*365*24*time.Hour))
 }
 
 func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
@@ -130,7 +130,7 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	s.count(2, 0)
 	s.record(0, 0)
 	s.take(1, 1, 0, 0)
-	require.EqualValues(t, 2, holds(s, 2*time.Second), "the floor's rate")
+	require.EqualValues(t, 2, tokensIn(s, 2*time.Second), "the floor's rate")
 }
 
 // An idle Client sends nothing. A Client in use registers with each bucket no more often than it asks for the bucket's

@@ -17,7 +17,7 @@ func (t *trip) answer(g *group, reply lua.TakesReply) {
 	i := g.info
 	switch {
 	case reply.Err != nil:
-	case reply.Terms != nil || g.whole:
+	case reply.Terms != nil || g.allKeys:
 		i = t.c.applyTakes(g, &reply, t.asked)
 	default:
 		t.c.updateShare(g.key, i.share, reply.Remaining, false)

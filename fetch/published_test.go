@@ -316,7 +316,7 @@ func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
 	onBoth(t, func(t *testing.T, rdb redis.UniversalClient) {
 		ctx, hourly := t.Context(), policy.Rate{Tokens: 1, Per: time.Hour}
 		c := client(t, rdb)
-		holds := func(want int64, why string) {
+		awaitTokens := func(want int64, why string) {
 			t.Helper()
 			require.Eventually(t, func() bool {
 				r, err := c.Peek(ctx, "user:1")
@@ -336,16 +336,16 @@ func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, held.OK)
 		publish(t, rdb, 2, lazyTemplate("user:", 60, hourly))
-		holds(60, "it is another bucket")
+		awaitTokens(60, "it is another bucket")
 		take(50, 10)
 		_, err = c.Reserve(ctx, "user:1", 1, time.Minute)
 		require.ErrorIs(t, err, fetch.ErrLazyBucket)
 		_, err = held.Settle(ctx, 1)
 		require.NoError(t, err, "what was reserved before ends in its own bucket")
 		publish(t, rdb, 3, refilledTemplate("user:", 60))
-		holds(19, "it goes on")
+		awaitTokens(19, "it goes on")
 		publish(t, rdb, 4, lazyTemplate("user:", 60, hourly))
-		holds(10, "and so does the other")
+		awaitTokens(10, "and so does the other")
 	})
 }
 

@@ -72,7 +72,7 @@ func (t *trip) readReply(call *scriptCall, n int, reply *lua.TakesReply) {
 	switch {
 	case call.byFlow && g.retryOpened(reply):
 	case reply.Missed:
-		g.whole = true
+		g.allKeys = true
 	case reply.Schedule != "":
 		t.reschedule(g, reply.Schedule)
 	case reply.Ended:
@@ -162,7 +162,7 @@ func (t *trip) applyOpened(g *group, reply *lua.TakesReply) {
 	g.info = t.c.remember(g.key, 0, policy.Leave{}, &opened, t.asked)
 	g.opensFirst = false
 	g.opened = true
-	g.whole = true
+	g.allKeys = true
 	g.byFlow = g.info.divided()
 }
 

@@ -151,11 +151,11 @@ func TestBucketsThatConsumersDoNotRefill(t *testing.T) {
 func TestRescuesOfABucketComeOnceAnInterval(t *testing.T) {
 	var m mark
 	now := time.Now()
-	require.False(t, m.holds(now))
+	require.False(t, m.active(now))
 	require.True(t, m.claim(time.Second, now))
-	require.True(t, m.holds(now.Add(time.Second-1)))
+	require.True(t, m.active(now.Add(time.Second-1)))
 	require.False(t, m.claim(time.Second, now.Add(time.Second-1)))
-	require.False(t, m.holds(now.Add(time.Second)))
+	require.False(t, m.active(now.Add(time.Second)))
 	require.True(t, m.claim(time.Second, now.Add(time.Second)))
 }
 

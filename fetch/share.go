@@ -214,13 +214,13 @@ func (cs *consumers) ofAny() int64 {
 }
 
 // updateShare records in the share s that its bucket holds left tokens. It does nothing if s is nil. Takes that bring
-// the policy (whole) also register this Client, and so do all takes until the consumers were counted twice.
-func (c *Client) updateShare(key string, s *share, left int64, whole bool) {
+// the policy (allKeys) also register this Client, and so do all takes until the consumers were counted twice.
+func (c *Client) updateShare(key string, s *share, left int64, allKeys bool) {
 	if s == nil {
 		return
 	}
 	s.record(left, c.consumers.now())
-	if whole || !s.recounted.Load() {
+	if allKeys || !s.recounted.Load() {
 		c.register(key, s)
 	}
 }

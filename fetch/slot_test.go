@@ -206,8 +206,8 @@ func (b *movedBucket) prepare(t *testing.T, rdb redis.UniversalClient, c *Client
 	}
 }
 
-// holds returns how many tokens are in the bucket after the call, or, if done is false, without the call.
-func (b *movedBucket) holds(done bool) int64 {
+// tokens returns how many tokens are in the bucket after the call, or, if done is false, without the call.
+func (b *movedBucket) tokens(done bool) int64 {
 	n := b.limit()
 	if b.exists {
 		n -= 3
@@ -269,7 +269,7 @@ func TestCallsForABucketWhoseSlotMoves(t *testing.T) {
 			for _, b := range buckets {
 				r, err := before.Peek(ctx, b.key)
 				require.NoError(t, err)
-				require.Equal(t, b.holds(!b.creates(b.moved)), r.Remaining, b.key)
+				require.Equal(t, b.tokens(!b.creates(b.moved)), r.Remaining, b.key)
 				require.Equal(t, b.limit(), r.Limit, b.key)
 			}
 			require.Zero(t, patient.Stats().Lost+brief.Stats().Lost)
@@ -408,12 +408,12 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 	require.NoError(t, move.MoveKeys(lua.TokensKey(keys[1]), lua.IndexKey(keys[1]), lua.ControlKey(keys[1])))
 	c := newClient(t, rdb, slow())
 	s := c.nodes.of(keys[0])
-	for _, whole := range []bool{false, true} {
+	for _, allKeys := range []bool{false, true} {
 		var batch []*engine.Request[ask]
 		for _, key := range keys {
 			r := s.queue.Request()
 			r.Body = ask{key: key, kind: configured{}, bucket: unseenBucket, info: unseen,
-				run: policy.Run{N: 1, Count: 1}, whole: whole}
+				run: policy.Run{N: 1, Count: 1}, allKeys: allKeys}
 			batch = append(batch, r)
 		}
 		require.NoError(t, c.sender(s, rdb)(ctx, batch))

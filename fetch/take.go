@@ -109,7 +109,7 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	}
 	flow := t.info.flowOf(t.flow)
 	d, leave := t.denial(), run.Leave.Of(t.info.limit())
-	denied := c.config.denyCache && d.holds(run.N, leave, now)
+	denied := c.config.denyCache && d.applies(run.N, leave, now)
 	if due, yes := t.bucket.behind(flow, run, !denied); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}

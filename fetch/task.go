@@ -127,7 +127,7 @@ func (t *task) takes(a *ask) error {
 	a.info = t.info
 	a.byFlow = a.total() > 0 && t.asksByFlow(a.flow)
 	if t.kind.outdated(t.info) { // the script resolves a leave in percent, under the policy that it puts in force
-		a.whole = true
+		a.allKeys = true
 	} else {
 		a.resolve(t.info.limit())
 	}
@@ -254,7 +254,7 @@ func (t *task) askRun(run policy.Run) *answer {
 	var a ask // as a literal it would have two places on the stack
 	a.flow = t.flow
 	a.run = run
-	a.whole = !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
+	a.allKeys = !t.info.fresh(now) || t.info.denied != nil && now.Sub(t.info.asOf) < denialMaxAge
 	want := run.N + run.Leave.Of(t.info.limit())
 	return t.ask(want, false, func() error { return t.takes(&a) })
 }

@@ -34,8 +34,8 @@ type trip struct {
 // place identifies the groups that may share a script call. They have the same slot, the same number (part) within
 // their buckets, and the same script. All buckets of a single server have the same slot.
 type place struct {
-	slot, part    int
-	whole, byFlow bool
+	slot, part      int
+	allKeys, byFlow bool
 }
 
 var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, places: map[place]*scriptCall{}} }}
@@ -89,7 +89,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 	if g == nil || g.kind != r.Body.kind || !g.fits(&r.Body) {
 		part := 0
 		if g != nil { // with all keys, g needs no second round trip, in which the next part could overtake it
-			part, g.whole = g.part+1, true
+			part, g.allKeys = g.part+1, true
 		}
 		t.groups, g = extend(t.groups)
 		g.key = r.Body.key
@@ -99,9 +99,9 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
 		g.opensFirst = g.byFlow && ofTemplate(g.kind) && (g.info.terms == nil || g.kind.outdated(g.info))
-		g.part, g.isolated = part, r.Body.bucket.refused.holds(time.Now())
+		g.part, g.isolated = part, r.Body.bucket.refused.active(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
-		g.slotMoves = t.c.nodes.moving(g.slot).holds(time.Now())
+		g.slotMoves = t.c.nodes.moving(g.slot).active(time.Now())
 		t.last[r.Body.key] = g
 	}
 	g.add(r)

@@ -185,13 +185,13 @@ func (c *Client) pause(l *line) (pause time.Duration, over bool) {
 func (c *Client) askForLine(l *line) {
 	l.mu.Lock()
 	asked, runs := l.runs()
-	whole := !l.denied.IsZero()
+	allKeys := !l.denied.IsZero()
 	cfg := c.putQuestion(l, asked)
 	l.mu.Unlock()
 	if len(asked) == 0 {
 		return
 	}
-	a, k := c.askLine(l, cfg, runs, whole)
+	a, k := c.askLine(l, cfg, runs, allKeys)
 	if unused := c.deliver(l, asked, runs, a, k); unused.N > 0 {
 		c.giveBackLater(l.key, unused)
 	}
@@ -286,11 +286,11 @@ func (c *Client) verdict(l *line, w *waiter, a *answer, k kind, now time.Time) (
 // askLine makes the takes of a line from the bucket, in their order. It returns the answer and the kind of the bucket.
 // If the bucket denies a take and the Client then refills it, the source of the answer is SourceRescued: the bucket has
 // more tokens by now.
-func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, whole bool) (*answer, kind) {
+func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, allKeys bool) (*answer, kind) {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true
 	a := t.put(false, func() error {
-		return t.takes(&ask{flow: l.flow, line: runs, whole: whole || !t.info.fresh(time.Now())})
+		return t.takes(&ask{flow: l.flow, line: runs, allKeys: allKeys || !t.info.fresh(time.Now())})
 	})
 	if a.err != nil || a.reply.OK {
 		return a, t.kind
