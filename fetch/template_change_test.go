@@ -45,7 +45,8 @@ func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 	var batch []*engine.Request[ask]
 	for _, k := range []kind{configured{}, c.templates.kind("user:1")} {
 		r := s.queue.Request()
-		r.Body = ask{key: "user:1", kind: k, bucket: unseenBucket, info: unseen, run: policy.Run{N: 1, Count: 1}, allKeys: true}
+		r.Body = ask{key: "user:1", kind: k, bucket: unseenBucket, info: unseen, run: policy.Run{N: 1, Count: 1},
+			allKeys: true}
 		batch = append(batch, r)
 	}
 	require.NoError(t, c.sender(s, rdb)(t.Context(), batch))

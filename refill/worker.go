@@ -165,8 +165,9 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	if w.pulse != nil && w.pulse.isRead() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
 		return w.listen(ctx)
 	}
-	w.lastWasSets = !w.lastWasSets
-	if w.lastWasSets {
+	setsTurn := !w.lastWasSets
+	w.lastWasSets = setsTurn
+	if setsTurn {
 		if c := w.sets.next(ctx, now); c != nil {
 			return c
 		}
