@@ -79,10 +79,10 @@ func (a *account) lapse(now time.Time) {
 
 // convert converts a rate to units, rounded up. The rate is a number of tokens in a time of per µs.
 func (u unit) convert(tokens, per int64) int64 {
-	if per == u.per {
+	if per == u.micros {
 		return tokens
 	}
-	return mulDivUp(tokens, u.per, per)
+	return mulDivUp(tokens, u.micros, per)
 }
 
 // termsOf returns the terms of a region with a floor and a grant up to rate. Both are numbers of tokens in a time of
@@ -102,7 +102,7 @@ func (l *ledger) terms(rate, floor, capacity int64) policy.Terms {
 	if l.pool != nil {
 		interval = l.pool.interval()
 	}
-	return termsOf(rate, floor, capacity, l.unit.per, interval)
+	return termsOf(rate, floor, capacity, l.unit.micros, interval)
 }
 
 // isRetired reports whether the terms are those of a region that must use nothing.

@@ -62,7 +62,7 @@ type offer struct {
 }
 
 func newLedger(name string) *ledger {
-	return &ledger{name: name, unit: unit{per: 1}, accounts: map[string]*account{}, dirty: true}
+	return &ledger{name: name, unit: unit{micros: 1}, accounts: map[string]*account{}, dirty: true}
 }
 
 // configure puts the configuration of the pool in force. p is nil if the pool was removed.
@@ -88,8 +88,8 @@ func (l *ledger) configure(p *Pool) {
 			a.forget()
 		}
 		joined = joined || a.joined
-		a.demand.level *= float64(l.unit.per) / float64(before.per)
-		a.floor = l.unit.convert(a.floor, before.per)
+		a.demand.level *= float64(l.unit.micros) / float64(before.micros)
+		a.floor = l.unit.convert(a.floor, before.micros)
 	}
 	l.open = l.open && joined // a pool without any of its former regions counts as a new pool
 }
@@ -109,8 +109,8 @@ func (l *ledger) account(region string) *account {
 func (l *ledger) inherit(region string, g grants, lease time.Duration, now time.Time) {
 	a := l.account(region)
 	a.recorded = g.terms
-	if l.unit.per == 1 {
-		l.unit.per = g.terms[0].Per // the pool was removed from the configuration before this ledger was made
+	if l.unit.micros == 1 {
+		l.unit.micros = g.terms[0].Per // the pool was removed from the configuration before this ledger was made
 	}
 	if _, configured := l.parts[region]; configured && g.since == a.since {
 		a.joined, l.doubted = a.joined || g.joined, l.doubted || g.open && !l.open
@@ -256,7 +256,7 @@ func (a *account) add(o offer, now time.Time) {
 	}
 	older, later := a.offers[n-1], &a.offers[n-2]
 	x, y := older.known(), later.known()
-	u := unit{per: y.Per} // the pool's rate may have changed between the two, and its unit with it
+	u := unit{micros: y.Per} // the pool's rate may have changed between the two, and its unit with it
 	later.terms.Tokens = max(u.convert(x.Tokens, x.Per), y.Tokens)
 	later.terms.Capacity = max(x.Capacity, y.Capacity)
 	later.terms.GrantTokens = max(u.convert(x.GrantTokens, x.Per), y.GrantTokens)

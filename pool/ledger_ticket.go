@@ -26,7 +26,7 @@ func (l *ledger) applyTicket(region string, t ticket, live bool, timing Timing, 
 	}
 	l.voidOffers(a, t.era)
 	acknowledged := l.acknowledge(a, t, now)
-	if a.outdates(t) {
+	if a.isAsNewAs(t) {
 		return false
 	}
 	a.shown = nil
@@ -65,8 +65,8 @@ func (l *ledger) voidOffers(a *account, era int64) {
 	}
 }
 
-// outdates reports whether the account has a ticket of the same era that is at least as late as this one.
-func (a *account) outdates(t ticket) bool {
+// isAsNewAs reports whether the account has a ticket of the same era that is at least as late as this one.
+func (a *account) isAsNewAs(t ticket) bool {
 	return !a.taken.IsZero() && t.era == a.ticket.era && t.now <= a.ticket.now
 }
 
@@ -169,7 +169,7 @@ func (a *account) observe(t ticket, u unit, timing Timing, short bool) {
 		a.sample = t
 	case elapsed >= timing.Report/2:
 		a.sample = t
-		perUnit := float64(u.per) / float64(elapsed.Microseconds())
+		perUnit := float64(u.micros) / float64(elapsed.Microseconds())
 		a.demand.observe(float64(t.taken(s))*perUnit, float64(t.denied-s.denied)*perUnit, float64(u.total), elapsed, short)
 	}
 }

@@ -391,9 +391,9 @@ func TestDemandSurvivesAChangeOfTheRate(t *testing.T) {
 	l := newLedger("payments")
 	p := simPool("payments")
 	l.configure(&p)
-	l.accounts["eu"].demand.observe(100*float64(l.unit.per)/1e6, 0, float64(l.unit.total), time.Second, false)
+	l.accounts["eu"].demand.observe(100*float64(l.unit.micros)/1e6, 0, float64(l.unit.total), time.Second, false)
 	perSecond := func() float64 {
-		return float64(l.accounts["eu"].demand.units(l.unit.total)) * 1e6 / float64(l.unit.per)
+		return float64(l.accounts["eu"].demand.units(l.unit.total)) * 1e6 / float64(l.unit.micros)
 	}
 	require.InDelta(t, 110, perSecond(), 0.01)
 	p.Rate = policy.PerSecond(10_000)
@@ -413,7 +413,7 @@ func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
 	at(1, 1500, 1500)
 	at(2, 1500, 1500)
 	at(3, 990, 1000)
-	require.InDelta(t, 11e-6*float64(l.unit.per), a.demand.units(l.unit.total), 1, "ten were taken")
+	require.InDelta(t, 11e-6*float64(l.unit.micros), a.demand.units(l.unit.total), 1, "ten were taken")
 }
 
 // operate makes a random fault of those that operators make. If the fault lasts, operate passes a function to later

@@ -35,7 +35,7 @@ func (l *ledger) plan(m planInput) (changed map[string]bool) {
 	l.dirty, l.wake = false, time.Time{}
 	switch {
 	case l.doubted:
-		return l.judge(m)
+		return l.planDoubted(m)
 	case m.frozen:
 		return l.renew(m)
 	}

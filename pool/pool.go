@@ -131,13 +131,13 @@ func (p Pool) Validate() error {
 // validateSums checks the fields against each other.
 func (p Pool) validateSums(bad func(region, field, format string, args ...any)) {
 	u := p.unit()
-	if float64(u.total)*float64(p.maxElapsed())+float64(u.per) >= 1<<53 {
+	if float64(u.total)*float64(p.maxElapsed())+float64(u.micros) >= 1<<53 {
 		bad("", "rate", "%s over %dus of credit is not below 2^53 units: use a coarser rate", p.Rate, p.maxElapsed())
 		return
 	}
 	parts := p.parts()
 	var floors, bursts int64
-	least := int64(math.Ceil(2 * float64(p.interval().Microseconds()) * float64(u.total) / float64(u.per)))
+	least := int64(math.Ceil(2 * float64(p.interval().Microseconds()) * float64(u.total) / float64(u.micros)))
 	for i, part := range parts {
 		floors += part.floor
 		bursts += part.burst
@@ -182,17 +182,17 @@ func (p Pool) maxElapsed() int64 {
 	return max(2*time.Second, 5*p.interval()).Microseconds()
 }
 
-// unit is the unit in which the rates of a pool are counted: one token in a time of per µs. total is the pool's rate in
-// this unit.
-type unit struct{ total, per int64 }
+// unit is the unit in which the rates of a pool are counted: one token in micros µs. total is the pool's rate in this
+// unit.
+type unit struct{ total, micros int64 }
 
 // perSecond converts a rate of n units to tokens per second.
-func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.per) }
+func (u unit) perSecond(n int64) float64 { return float64(n) * 1e6 / float64(u.micros) }
 
 // units converts a rate in tokens per second to units.
-func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.per) / 1e6 }
+func (u unit) units(perSecond float64) float64 { return perSecond * float64(u.micros) / 1e6 }
 
-// resolution is the least total of a unit. If per would become too large, total may be less.
+// resolution is the least total of a unit. If micros would become too large, total may be less.
 const resolution = 1_000_000
 
 // unit returns a unit in which the pool's rate is a large number, so that it can be divided finely.
@@ -208,7 +208,7 @@ func (u unit) of(r policy.Rate) int64 {
 	if r == (policy.Rate{}) {
 		return 0
 	}
-	return policy.MulDiv(r.Tokens, u.per, r.Per.Microseconds())
+	return policy.MulDiv(r.Tokens, u.micros, r.Per.Microseconds())
 }
 
 // part is a region's part in units and tokens, with defaults filled in. fair is its part of the rate by weight.
@@ -240,7 +240,7 @@ func (p Pool) parts() []part {
 func (p Pool) Start(region string, poolsVersion int64) policy.Terms {
 	i := slices.IndexFunc(p.Regions, func(r Region) bool { return r.Name == region })
 	part := p.parts()[i]
-	t := termsOf(0, part.floor, part.burst, p.unit().per, p.interval())
+	t := termsOf(0, part.floor, part.burst, p.unit().micros, p.interval())
 	t.PoolsVersion = poolsVersion
 	t.Divided = p.Flows != nil
 	return t

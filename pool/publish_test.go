@@ -63,11 +63,11 @@ func TestAShareThatIsTooLargeStopsNoOtherRegion(t *testing.T) {
 func TestUnacknowledgedOffersAreMergedAcrossUnits(t *testing.T) {
 	t.Parallel()
 	a := &account{}
-	units := []unit{{per: 1_000_000}, {per: 999_999}}
+	units := []unit{{micros: 1_000_000}, {micros: 999_999}}
 	most := claim{}
 	for i := range 600 {
 		terms := policy.Terms{
-			Fence: policy.Fence{Epoch: 1, Seq: int64(i + 1)}, Per: units[i/100%2].per, Tokens: int64(i % 7),
+			Fence: policy.Fence{Epoch: 1, Seq: int64(i + 1)}, Per: units[i/100%2].micros, Tokens: int64(i % 7),
 			GrantTokens: int64(100 + i%13),
 			GrantEra:    9, Capacity: int64(50 + i%5),
 		}

@@ -172,7 +172,7 @@ func TestUnitsAreFineEnoughAndExact(t *testing.T) {
 	} {
 		u := Pool{Rate: test.rate}.unit()
 		require.GreaterOrEqual(t, u.total, int64(1))
-		require.InEpsilon(t, float64(test.rate.Tokens)/test.rate.Per.Seconds(), float64(u.total)*1e6/float64(u.per), 1e-12)
+		require.InEpsilon(t, float64(test.rate.Tokens)/test.rate.Per.Seconds(), float64(u.total)*1e6/float64(u.micros), 1e-12)
 		require.Equal(t, test.want, u)
 	}
 }

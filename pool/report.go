@@ -83,7 +83,7 @@ func (t ticket) rate(u unit) int64 {
 	if t.kind == pooled && t.terms.Granted(t.era, t.now) {
 		n = t.terms.GrantTokens
 	}
-	return min(policy.MulDiv(n, u.per, max(t.terms.Per, 1)), u.total)
+	return min(policy.MulDiv(n, u.micros, max(t.terms.Per, 1)), u.total)
 }
 
 const ticketNumbers = 17

@@ -13,10 +13,10 @@ func (l *ledger) continues(a *account, t ticket) {
 	}
 }
 
-// judge makes the plan while the pool is doubted. It makes no offers, because an offer would show the next coordinator
-// a grant that has not ended. Once all living regions have had time to report, it closes the pool if a region is
-// silent.
-func (l *ledger) judge(m planInput) (changed map[string]bool) {
+// planDoubted makes the plan while the pool is doubted. It makes no offers, because an offer would show the next
+// coordinator a grant that has not ended. Once all living regions have had time to report, it closes the pool if a
+// region is silent.
+func (l *ledger) planDoubted(m planInput) (changed map[string]bool) {
 	if m.incomplete {
 		return nil
 	}

@@ -268,7 +268,7 @@ func (rec *records) read(e entry) (err error) {
 // fill sets the fields that come from the region's grants and from its last report. The grants are in order, the newest
 // first; there may be none.
 func (s *RegionStatus) fill(g grants, r report, pool string, lease time.Duration) {
-	perSecond := func(n int64, t policy.Terms) float64 { return unit{per: t.Per}.perSecond(n) }
+	perSecond := func(n int64, t policy.Terms) float64 { return unit{micros: t.Per}.perSecond(n) }
 	newest := policy.Terms{Per: 1}
 	if len(g.terms) > 0 {
 		newest = g.terms[0]
