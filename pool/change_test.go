@@ -121,14 +121,14 @@ func TestARegionJoinsAndLeaves(t *testing.T) {
 
 func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.set0(func() { w.servers["eu"].down = true })
+		w.locked(func() { w.servers["eu"].down = true })
 		time.Sleep(20 * time.Second)
 		near(t, map[string]float64{"ap": 450, "us": 450}, w.rates())
 		operator := w.of("us")[0]
 		_, err := operator.put(t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
 		require.NoError(t, err)
 		lost := w.servers["eu"]
-		w.set0(func() { delete(w.servers, "eu") }) // lost for good, as the operator declares
+		w.locked(func() { delete(w.servers, "eu") }) // lost for good, as the operator declares
 		time.Sleep(3 * time.Second)
 		near(t, map[string]float64{"ap": 500, "us": 500}, w.rates())
 		s, _, err := readStatus(t.Context(), operator)
@@ -137,7 +137,7 @@ func TestAFencedRegionsShareIsFreeAtOnce(t *testing.T) {
 		require.Zero(t, s.Pools[0].Regions[1].Claimed)
 
 		// The server comes back empty, and the region's rate stays 0 until the fence is lifted.
-		w.set0(func() {
+		w.locked(func() {
 			w.servers["eu"] = newSimRedis("eu", 0)
 			w.servers["eu"].taken = lost.taken
 		})
@@ -197,10 +197,10 @@ func TestAStoppedClockVoidsTheGrant(t *testing.T) {
 		era := w.servers["us"].bucket.Control.Era
 		for range 300 { // the clock runs at seven tenths of its speed
 			time.Sleep(10 * time.Millisecond)
-			w.set0(func() { w.servers["us"].skew -= 3 * time.Millisecond })
+			w.locked(func() { w.servers["us"].skew -= 3 * time.Millisecond })
 		}
 		var later int64
-		w.set0(func() { later = w.servers["us"].bucket.Control.Era })
+		w.locked(func() { later = w.servers["us"].bucket.Control.Era })
 		require.Greater(t, later, era)
 		require.InDelta(t, 50, w.rates()["us"], 0.01)
 	})
@@ -216,15 +216,15 @@ func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) 
 		w.cutEtcd("us")
 		us := w.servers["us"]
 		era := us.bucket.Control.Era
-		w.set0(func() { us.full, us.skew = true, us.skew-6*time.Second })
+		w.locked(func() { us.full, us.skew = true, us.skew-6*time.Second })
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
 		time.Sleep(7 * time.Second)
-		w.set0(func() {
+		w.locked(func() {
 			require.Equal(t, era, us.bucket.Control.Era)
 			us.full = false
 		})
 		time.Sleep(25 * time.Second)
-		w.set0(func() { require.Greater(t, us.bucket.Control.Era, era) })
+		w.locked(func() { require.Greater(t, us.bucket.Control.Era, era) })
 		voids := int64(0)
 		for _, p := range w.of("us") {
 			voids += p.agent.State().Voids
@@ -237,17 +237,17 @@ func TestAClockThatWentWrongVoidsTheGrantOnceTheServerTakesWrites(t *testing.T) 
 // floor, because the new replicas have read the terms from Redis before.
 func TestARegionThatLosesItsBucketWithoutEtcdHasItsFloor(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.set0(func() { w.etcdDown = true })
+		w.locked(func() { w.etcdDown = true })
 		w.stopProcs("eu")
 		w.startProc("eu", "eu-new")
 		time.Sleep(5 * time.Second)
-		w.set0(func() {
+		w.locked(func() {
 			w.servers["eu"].bucket = policy.Bucket{}
 			w.servers["eu"].added, w.servers["eu"].denied = 0, 0
 		})
 		time.Sleep(5 * time.Second)
 		require.InDelta(t, 100, w.rates()["eu"], 0.01)
-		w.set0(func() { w.etcdDown = false })
+		w.locked(func() { w.etcdDown = false })
 		time.Sleep(45 * time.Second)
 		near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
 	})

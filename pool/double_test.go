@@ -57,7 +57,7 @@ func (w *world) stopProcs(server string) {
 // single removes the second server and its processes.
 func (w *world) single(region string) {
 	w.stopProcs(second(region))
-	w.set0(func() {
+	w.locked(func() {
 		w.servers[region].taken += w.servers[second(region)].taken
 		delete(w.servers, second(region))
 		w.extra -= mostFloor
@@ -72,7 +72,7 @@ func (w *world) move(region string, after time.Duration) {
 	w.double(region, 0)
 	w.stopProcs(region)
 	time.Sleep(after)
-	w.set0(func() {
+	w.locked(func() {
 		old, moved := w.servers[region], w.servers[second(region)]
 		w.drain(old)
 		w.drain(moved)

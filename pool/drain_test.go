@@ -68,7 +68,7 @@ func TestADrainedRegionMakesRoomWithoutWaitingForALease(t *testing.T) {
 			longest = max(longest, took)
 			time.Sleep(time.Second)
 			require.True(w.t, w.status().Regions[1].Idle())
-			require.True(w.t, w.leads(nil).coordinator.Regions()["eu"].Fenced)
+			require.True(w.t, w.awaitOtherLeader(nil).coordinator.Regions()["eu"].Fenced)
 
 			for _, p := range w.of("eu") {
 				p.kill()
@@ -84,7 +84,7 @@ func TestADrainedRegionMakesRoomWithoutWaitingForALease(t *testing.T) {
 			near(w.t, rest, w.rates())
 			w.declares("eu", "")
 			require.LessOrEqual(w.t, w.until(all), 15*time.Second)
-			require.False(w.t, w.leads(nil).coordinator.Regions()["eu"].Fenced)
+			require.False(w.t, w.awaitOtherLeader(nil).coordinator.Regions()["eu"].Fenced)
 			time.Sleep(time.Minute)
 		})
 		requireSafe(t, o)
@@ -169,7 +169,7 @@ func TestAFenceThatCannotBeReadChangesNothing(t *testing.T) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 0, "us": 0})
 		time.Sleep(15 * time.Second)
 		near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
-		require.Equal(t, 1, w.leads(nil).coordinator.Stats().Unread)
+		require.Equal(t, 1, w.awaitOtherLeader(nil).coordinator.Stats().Unread)
 		w.declares("eu", "")
 		time.Sleep(30 * time.Second)
 		require.Greater(t, w.rates()["ap"], 800.0)

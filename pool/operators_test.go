@@ -19,7 +19,7 @@ func ownBucket() *policy.Policy {
 
 // plainly makes every region's bucket an ordinary one, which belongs to no pool. It lifts the bounds until bounded.
 func (w *world) plainly(version int64) {
-	w.set0(func() { w.limit, w.stock = 1e9, 1e9 })
+	w.locked(func() { w.limit, w.stock = 1e9, 1e9 })
 	for _, r := range w.pool.Regions {
 		w.deploy(r.Name, simFile{version: version, plain: ownBucket()})
 	}
@@ -27,7 +27,7 @@ func (w *world) plainly(version int64) {
 
 // bounded puts the pool's bounds in force.
 func (w *world) bounded() {
-	w.set0(func() {
+	w.locked(func() {
 		w.limit = 1000
 		w.stock = 3000
 		w.level = 0
@@ -66,7 +66,7 @@ func TestPlainBucketsThatBecomeAPoolStayWithinItsRateAndCapacity(t *testing.T) {
 		w.plainly(7)
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
 		time.Sleep(10 * time.Second)
-		w.set0(func() { w.version = 8 })
+		w.locked(func() { w.version = 8 })
 		for _, r := range []string{"ap", "eu", "us"} {
 			w.deploy(r, simFile{version: 8})
 		}
@@ -87,7 +87,7 @@ func TestAPoolOpensWhenEveryRegionHasAcknowledgedIt(t *testing.T) {
 		w.plainly(7)
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
 		time.Sleep(10 * time.Second)
-		w.set0(func() { w.version = 8 })
+		w.locked(func() { w.version = 8 })
 		w.deploy("ap", simFile{version: 8})
 		w.deploy("us", simFile{version: 8})
 		time.Sleep(30 * time.Second)
@@ -113,7 +113,7 @@ func TestAPoolOpensWhenEveryRegionHasAcknowledgedIt(t *testing.T) {
 
 func TestAFencedRegionKeepsNoPoolClosed(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
-		w.set0(func() { w.servers["eu"].down = true })
+		w.locked(func() { w.servers["eu"].down = true })
 		w.demands(map[string]float64{"ap": 5000, "us": 5000})
 		time.Sleep(20 * time.Second)
 		near(w.t, map[string]float64{"ap": 50, "us": 50}, w.rates())
@@ -132,7 +132,7 @@ func TestAPoolBecomesPlainAndAPoolAgain(t *testing.T) {
 		w.plainly(2)
 		time.Sleep(15 * time.Second)
 		near(w.t, map[string]float64{"ap": 1000, "eu": 1000, "us": 1000}, w.rates())
-		w.set0(func() { w.version = 3 })
+		w.locked(func() { w.version = 3 })
 		for i, r := range []string{"us", "ap", "eu"} {
 			time.Sleep(time.Duration(i) * 4 * time.Second)
 			w.deploy(r, simFile{version: 3})
@@ -270,7 +270,7 @@ func TestAnEtcdThatForgetsWhereCapacityWentGivesNoneAwayTwice(t *testing.T) {
 			}
 			w.restoreEtcd(s, w.rng.Int64N(2)*1_000_000_000)
 			for began := time.Now(); time.Since(began) < 40*time.Second; time.Sleep(10 * time.Millisecond) {
-				w.set0(func() {
+				w.locked(func() {
 					sum := int64(0)
 					for _, s := range w.servers {
 						sum += s.bucket.Control.Terms.Capacity
@@ -290,10 +290,10 @@ func TestARegionThatCannotApplyItsGrantsStrandsNoShare(t *testing.T) {
 	o := live(t, 1, sabotage{}, func(w *world) {
 		w.demands(map[string]float64{"ap": 5000, "eu": 5000, "us": 5000})
 		time.Sleep(15 * time.Second)
-		w.set0(func() { w.servers["eu"].full = true })
+		w.locked(func() { w.servers["eu"].full = true })
 		time.Sleep(w.timing.Lease*3/2 + 5*time.Second)
 		near(w.t, map[string]float64{"ap": 450, "eu": 100, "us": 450}, w.rates())
-		w.set0(func() { w.servers["eu"].full = false })
+		w.locked(func() { w.servers["eu"].full = false })
 		time.Sleep(5 * time.Second)
 		near(w.t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
 	})
@@ -337,7 +337,7 @@ func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {
 		for _, p := range w.of("eu") {
 			p.kill()
 		}
-		w.set0(func() { delete(w.servers, "eu") })
+		w.locked(func() { delete(w.servers, "eu") })
 		_, err := w.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
 		require.NoError(w.t, err)
 		time.Sleep(5 * time.Second)
@@ -362,7 +362,7 @@ func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
 		for _, p := range w.of("eu") {
 			p.set(func() { p.etcd = fault{noRequest: true, noReply: true} })
 		}
-		w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) // eu is alive, although the operator declares that it is not
+		w.locked(func() { w.limit, w.stock = 1e9, 1e9 }) // eu is alive, although the operator declares that it is not
 		w.declares("eu", `{"operator":"alice"}`)
 		time.Sleep(5 * time.Second)
 		without := w.pool
@@ -428,8 +428,8 @@ func (w *world) operate(region string, later func(heal func())) {
 		w.wipe()
 	case 3: // a Redis runs out of memory
 		w.recordf("redis of %s takes no writes", region)
-		w.set0(func() { w.servers[region].full = true })
-		later(func() { w.set0(func() { w.servers[region].full = false }) })
+		w.locked(func() { w.servers[region].full = true })
+		later(func() { w.locked(func() { w.servers[region].full = false }) })
 	case 4: // another client writes an unreadable record
 		w.tamper(shareKeys+region, func(string) (string, bool) { return "later", false })
 		later(func() { w.tamper(shareKeys+region, func(string) (string, bool) { return "", true }) })
@@ -523,6 +523,6 @@ func (w *world) startOutdated(region string) *proc {
 	w.version, w.pool = 0, old
 	w.mu.Unlock()
 	p := w.startProc(region, region+"-old")
-	w.set0(func() { w.version, w.pool = version, pool })
+	w.locked(func() { w.version, w.pool = version, pool })
 	return p
 }

@@ -23,8 +23,8 @@ func (w *world) mendEtcd(region string) {
 	}
 }
 
-// has gives a region's processes a file with these pools.
-func (w *world) has(region string, version int64, pools ...Pool) {
+// setFile gives a region's processes a file with these pools.
+func (w *world) setFile(region string, version int64, pools ...Pool) {
 	for _, p := range w.of(region) {
 		p.set(func() { p.file = simFile{version: version} })
 		require.NoError(w.t, p.agent.Update(Settings{Version: version, Pools: pools}))
@@ -42,7 +42,7 @@ func (w *world) ownHalf(region string, version int64) {
 }
 
 // unbounded lifts the bounds until bounded is called. The bounds don't apply to buckets that belong to no pool.
-func (w *world) unbounded() { w.set0(func() { w.limit, w.stock = 1e9, 1e9 }) }
+func (w *world) unbounded() { w.locked(func() { w.limit, w.stock = 1e9, 1e9 }) }
 
 // withdrawn cuts eu off and removes the pool from the files of the regions. Each of them then has an ordinary bucket
 // with half of the pool's rate.
@@ -50,7 +50,7 @@ func (w *world) withdrawn(regions ...string) {
 	w.cutEtcd("eu")
 	time.Sleep(25 * time.Second) // time for another coordinator, if this one is cut off
 	w.unbounded()
-	w.set0(func() { w.slack += 3000 }) // the capacity of eu's ordinary bucket
+	w.locked(func() { w.slack += 3000 }) // the capacity of eu's ordinary bucket
 	for _, r := range regions {
 		w.ownHalf(r, 2)
 	}
@@ -76,15 +76,15 @@ func TestAPoolThatComesBackWaitsForARegionThatIsCutOff(t *testing.T) {
 			inWorld(t, func(t *testing.T, w *world) {
 				w.withdrawn("ap", "eu", "us")
 				between(w)
-				w.has("ap", 3, w.pool)
-				w.has("us", 3, w.pool)
+				w.setFile("ap", 3, w.pool)
+				w.setFile("us", 3, w.pool)
 				time.Sleep(w.timing.Lease + time.Second) // grants from before may last
 				w.bounded()
 				time.Sleep(20 * time.Second)
 				near(t, map[string]float64{"ap": 50, "eu": 500, "us": 50}, w.rates())
 				require.False(t, w.status().Open)
 				require.Equal(t, []string{"eu"}, w.status().Waits)
-				w.has("eu", 3, w.pool)
+				w.setFile("eu", 3, w.pool)
 				w.mendEtcd("eu")
 				// The demand of eu is measured anew, and at most doubles with each report. This needs 3 s to 8 s.
 				took := w.until(map[string]float64{"ap": 250, "eu": 500, "us": 250})
@@ -111,16 +111,16 @@ func TestARegionThatComesBackWhileItIsCutOffCountsAsANewOne(t *testing.T) {
 				w.withdrawn("eu")
 				without := w.pool
 				without.Regions = slices.Delete(slices.Clone(without.Regions), 1, 2)
-				w.has("ap", 2, without)
-				w.has("us", 2, without)
+				w.setFile("ap", 2, without)
+				w.setFile("us", 2, without)
 				between(w)
-				w.has("ap", 3, w.pool)
-				w.has("us", 3, w.pool)
+				w.setFile("ap", 3, w.pool)
+				w.setFile("us", 3, w.pool)
 				time.Sleep(10 * time.Second)
 				w.bounded()
 				near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
 				time.Sleep(20 * time.Second)
-				w.has("eu", 3, w.pool)
+				w.setFile("eu", 3, w.pool)
 				w.mendEtcd("eu")
 				w.demands(map[string]float64{"ap": 0, "us": 0})
 				time.Sleep(30 * time.Second)
@@ -144,7 +144,7 @@ func TestForgottenSettingsComeBackFromRegionsThatKnowThem(t *testing.T) {
 				later := w.pool
 				later.Regions = slices.Clone(later.Regions)
 				later.Regions[1].Floor, later.Regions[2].Floor = policy.PerSecond(140), policy.PerSecond(10)
-				w.has("eu", 2, later)
+				w.setFile("eu", 2, later)
 				time.Sleep(10 * time.Second)
 				w.cutEtcd("eu")
 				forget(w, s)

@@ -12,7 +12,7 @@ import (
 // loseHome makes eu and the etcd of this world fail. It moves the other regions to another etcd, in which eu is fenced,
 // and returns the world of that etcd.
 func (w *world) loseHome() *world {
-	w.set0(func() { w.etcdDown, w.servers["eu"].down = true, true })
+	w.locked(func() { w.etcdDown, w.servers["eu"].down = true, true })
 	for _, p := range w.of("") {
 		p.kill()
 	}
@@ -23,7 +23,7 @@ func (w *world) loseHome() *world {
 		}
 	}
 	time.Sleep(5 * time.Second)
-	w.set0(func() { w.extra, w.slack = 100, 2000 }) // the tokens that the fenced region may use
+	w.locked(func() { w.extra, w.slack = 100, 2000 }) // the tokens that the fenced region may use
 	_, err := other.of("us")[0].put(w.t.Context(), fenceKeys+"eu", `{"operator":"alice"}`)
 	require.NoError(w.t, err)
 	time.Sleep(40 * time.Second)
@@ -33,7 +33,7 @@ func (w *world) loseHome() *world {
 
 // homeReturns brings eu back with the old etcd.
 func (w *world) homeReturns() {
-	w.set0(func() { w.etcdDown, w.servers["eu"].down = false, false })
+	w.locked(func() { w.etcdDown, w.servers["eu"].down = false, false })
 	w.startProc("eu", "eu-back0")
 	w.startProc("eu", "eu-back1")
 }
@@ -45,17 +45,17 @@ func TestAnOldEtcdThatComesBackLendsNothing(t *testing.T) {
 	for name, between := range map[string]func(w *world){
 		"WithItsRedis": func(*world) {},
 		"WithAnEmptyRedis": func(w *world) {
-			w.set0(func() { w.servers["eu"].bucket = policy.Bucket{} })
+			w.locked(func() { w.servers["eu"].bucket = policy.Bucket{} })
 		},
 		"RedisComesLater": func(w *world) {
-			w.set0(func() { w.servers["eu"].down = true })
+			w.locked(func() { w.servers["eu"].down = true })
 			time.Sleep(time.Minute)
-			w.set0(func() { w.servers["eu"].down = false })
+			w.locked(func() { w.servers["eu"].down = false })
 		},
 		"WithSeveralTerms": func(w *world) {
 			before := w.whoLeads() // before the etcd failed
 			for range 4 {
-				before = w.leads(before)
+				before = w.awaitOtherLeader(before)
 				time.Sleep(1500 * time.Millisecond)
 				w.killTheLeader()
 			}
@@ -94,9 +94,9 @@ func TestADrainedRegionKeepsNoPoolClosed(t *testing.T) {
 		for _, p := range w.of("us") {
 			p.kill()
 		}
-		w.set0(func() { w.etcdDown = true })
+		w.locked(func() { w.etcdDown = true })
 		time.Sleep(time.Minute)
-		w.set0(func() { w.etcdDown = false })
+		w.locked(func() { w.etcdDown = false })
 		time.Sleep(40 * time.Second)
 		require.Greater(t, total(w.rates()), 990.0)
 	})
@@ -105,10 +105,10 @@ func TestADrainedRegionKeepsNoPoolClosed(t *testing.T) {
 // etcd was unavailable for longer than grants last. The pool lends again once every region has reported.
 func TestAPoolLendsAgainAfterALongOutageOfEtcd(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
-		w.set0(func() { w.etcdDown = true })
+		w.locked(func() { w.etcdDown = true })
 		time.Sleep(time.Minute)
 		w.cutEtcd("us")
-		w.set0(func() { w.etcdDown = false })
+		w.locked(func() { w.etcdDown = false })
 		time.Sleep(40 * time.Second)
 		near(t, map[string]float64{"ap": 50, "eu": 100, "us": 50}, w.rates())
 		require.Equal(t, []string{"us"}, w.status().Waits)

@@ -62,7 +62,7 @@ func TestASilentEtcdIsReportedOnce(t *testing.T) {
 	inWorld(t, func(t *testing.T, w *world) {
 		var out strings.Builder
 		w.log = hclog.New(&hclog.LoggerOptions{Output: &out, Mutex: new(sync.Mutex)})
-		w.set0(func() { w.etcdDown = true })
+		w.locked(func() { w.etcdDown = true })
 		w.startProc("eu", "eu-logs")
 		time.Sleep(2 * time.Minute)
 		w.stopProcs("eu")

@@ -96,17 +96,17 @@ func schedule(w *world, operators bool) {
 			}
 		case 5: // etcd has no quorum
 			w.recordf("etcd has no quorum")
-			w.set0(func() { w.etcdDown = true })
+			w.locked(func() { w.etcdDown = true })
 			length := time.Duration(w.rng.IntN(25)) * time.Second
 			w.wg.Go(func() {
 				time.Sleep(length)
-				w.set0(func() { w.etcdDown = false })
+				w.locked(func() { w.etcdDown = false })
 				w.recordf("etcd has a quorum")
 			})
 		case 6: // a region's Redis is down
 			w.recordf("redis of %s is down", r)
-			w.set0(func() { w.servers[r].down = true })
-			later(func() { w.set0(func() { w.servers[r].down = false }) })
+			w.locked(func() { w.servers[r].down = true })
+			later(func() { w.locked(func() { w.servers[r].down = false }) })
 		case 7, 8:
 			w.failOver(r)
 		case 9:
@@ -159,7 +159,7 @@ func schedule(w *world, operators bool) {
 	for _, p := range w.of("") {
 		p.set(func() { p.etcd, p.redis = fault{}, fault{} })
 	}
-	w.set0(func() {
+	w.locked(func() {
 		w.etcdDown = false
 		for _, s := range w.servers {
 			s.down, s.full = false, false
@@ -175,9 +175,10 @@ func schedule(w *world, operators bool) {
 	time.Sleep(w.timing.Lease + 2*w.timing.Report + 58*time.Second)
 }
 
-func (w *world) recordf(format string, args ...any) { w.set0(func() { w.record(format, args...) }) }
+func (w *world) recordf(format string, args ...any) { w.locked(func() { w.record(format, args...) }) }
 
-func (w *world) set0(change func()) {
+// locked makes a change with the mutex held.
+func (w *world) locked(change func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	change()
@@ -379,7 +380,7 @@ func failOverAfterShrinking(w *world) {
 func oneRegionStaysPlain(w *world) {
 	half := ownBucket()
 	half.Rate = policy.PerSecond(500)
-	w.set0(func() { w.slack += 3000 }) // the capacity of the ordinary bucket
+	w.locked(func() { w.slack += 3000 }) // the capacity of the ordinary bucket
 	w.deploy("eu", simFile{version: 7, plain: half})
 	for _, p := range w.of("eu") {
 		p.set(func() { p.terms = nil })

@@ -833,7 +833,7 @@ func (p *proc) nextCall(isPlain, create bool) policy.Call {
 
 // deploy gives a region's processes another file.
 func (w *world) deploy(region string, f simFile) {
-	w.set0(func() { w.files[region] = f })
+	w.locked(func() { w.files[region] = f })
 	settings := Settings{Version: w.version, Pools: []Pool{w.pool}}
 	for _, p := range w.of(region) {
 		p.set(func() { p.file = f })

@@ -34,7 +34,7 @@ func TestASuspendedRegionKeepsItsRateForAsLongAsItsGrant(t *testing.T) {
 		w.demands(map[string]float64{"ap": 20, "eu": 5000, "us": 20})
 		time.Sleep(20 * time.Second)
 		require.GreaterOrEqual(t, w.rates()["eu"], 899.0)
-		w.set0(func() {
+		w.locked(func() {
 			w.servers["eu"].down = true
 			w.limit, w.stock = 1e9, 1e9
 		})
@@ -45,7 +45,7 @@ func TestASuspendedRegionKeepsItsRateForAsLongAsItsGrant(t *testing.T) {
 		time.Sleep(length)
 		require.InDelta(t, 900, w.rates()["ap"]+w.rates()["us"], 1)
 		w.cutEtcd("eu")
-		w.set0(func() {
+		w.locked(func() {
 			w.servers["eu"].down = false
 			w.servers["eu"].skew -= length
 		})

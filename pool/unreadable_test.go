@@ -31,10 +31,10 @@ func (w *world) killTheLeader() {
 	w.startProc(p.region, p.name+"'")
 }
 
-// leads waits until a process leads that is not than, and returns it.
-func (w *world) leads(than *proc) *proc {
+// awaitOtherLeader waits until a process other than old leads, and returns it.
+func (w *world) awaitOtherLeader(old *proc) *proc {
 	for range 200 {
-		if p := w.whoLeads(); p != nil && p != than {
+		if p := w.whoLeads(); p != nil && p != old {
 			return p
 		}
 		time.Sleep(100 * time.Millisecond)
@@ -58,7 +58,7 @@ func TestANewCoordinatorKeepsSharesOfUnreadableSettings(t *testing.T) {
 		w.tamper(configKey, func(string) (string, bool) { return `{"version": 9, "format": "of a later release"`, false })
 		old := w.whoLeads()
 		old.kill()
-		w.leads(old)
+		w.awaitOtherLeader(old)
 		for range 45 {
 			time.Sleep(time.Second)
 			require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s",
@@ -82,7 +82,7 @@ func TestSettingsThatAreDeletedComeBack(t *testing.T) {
 	for name, remove := range map[string]func(w *world){
 		"Watched": func(w *world) { w.tamper(configKey, func(string) (string, bool) { return "", true }) },
 		"Unwatched": func(w *world) {
-			w.set0(func() {
+			w.locked(func() {
 				w.revision++
 				delete(w.keys, configKey)
 			})
@@ -188,7 +188,7 @@ func TestACoordinatorThatCannotWriteResigns(t *testing.T) {
 		old := w.whoLeads()
 		old.set(func() { old.etcd = fault{readOnly: true} })
 		began := time.Now()
-		w.leads(old)
+		w.awaitOtherLeader(old)
 		require.LessOrEqual(w.t, time.Since(began), w.timing.Lease/3+3*time.Second)
 		for range 30 {
 			time.Sleep(time.Second)
@@ -206,17 +206,17 @@ func TestAnUnreadableRecordThatWentUnseenIsForgotten(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		w.tamper(shareKeys+"us", asLater)
 		time.Sleep(5 * time.Second)
-		require.Equal(w.t, 1, w.leads(nil).coordinator.Stats().Unread)
+		require.Equal(w.t, 1, w.awaitOtherLeader(nil).coordinator.Stats().Unread)
 		s := w.snapshot()
 		delete(s.keys, shareKeys+"us")
-		w.set0(func() {
+		w.locked(func() {
 			w.keys = s.keys
 			w.revision = s.revision + 1
 			w.history = nil
 			w.compacted = w.revision
 		})
 		time.Sleep(40 * time.Second)
-		require.Zero(w.t, w.leads(nil).coordinator.Stats().Unread)
+		require.Zero(w.t, w.awaitOtherLeader(nil).coordinator.Stats().Unread)
 	})
 	requireSafe(t, o)
 	require.Empty(t, o.checkEnd())
@@ -237,7 +237,7 @@ func TestAShareThatIsDeletedIsNotGivenAway(t *testing.T) {
 				w.tamper(key+"us", func(string) (string, bool) { return "", true })
 			}
 			w.demands(map[string]float64{"ap": 1500, "eu": 1500})
-			w.set0(func() { w.renewed = time.Time{} })
+			w.locked(func() { w.renewed = time.Time{} })
 			if p := w.whoLeads(); p != nil && p.region != "us" {
 				p.kill()
 			}

@@ -50,7 +50,7 @@ func TestUsageIsWhatWasTakenLessWhatCameBack(t *testing.T) {
 
 // consumedIn returns the number of tokens that a region's consumers have taken.
 func (w *world) consumedIn(region string) (n int64) {
-	w.set0(func() { n = w.servers[region].taken })
+	w.locked(func() { n = w.servers[region].taken })
 	return n
 }
 
