@@ -78,7 +78,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 				{Key: "team", N: 4}, {Key: other, N: 36}})
 			require.NoError(t, err)
 			require.False(t, r.OK)
-			require.Equal(t, "team", r.Denied, "the first that said no")
+			require.Equal(t, "team", r.Denied, "the first bucket that denied the request")
 			require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
 			for i, ok := range []bool{true, false, true, false, false} {
 				require.Equal(t, ok, r.Results[i].OK, i)
@@ -94,7 +94,7 @@ func TestTakeAllTakesFromAllBucketsOrNone(t *testing.T) {
 			_, err = c.TakeAll(t.Context(), []Request{{Key: "user", N: 1}, {Key: "team", N: 11}})
 			require.ErrorIs(t, err, ErrExceedsCapacity)
 			require.ErrorContains(t, err, "team")
-			require.Equal(t, []int64{7, 17, 26, 35}, left(), "nor after an error")
+			require.Equal(t, []int64{7, 17, 26, 35}, left(), "no bucket was charged by a failed call")
 		})
 	}
 }
@@ -207,9 +207,9 @@ func TestAClientCutOffBetweenPhasesLosesTokensAndMintsNone(t *testing.T) {
 	r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 30}, {Key: "empty", N: 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	require.EqualValues(t, 2, cut.script.Load(), "the return was tried")
-	eventually(t, func() bool { return c.Stats().Lost == 30 }, "it is counted")
-	require.EqualValues(t, 70, tokens(t, f.direct, "checkout"), "lost, as after a crash")
+	require.EqualValues(t, 2, cut.script.Load(), "the client tried to return the tokens")
+	eventually(t, func() bool { return c.Stats().Lost == 30 }, "the lost tokens are counted")
+	require.EqualValues(t, 70, tokens(t, f.direct, "checkout"), "the tokens are lost, as after a crash")
 	require.Zero(t, tokens(t, f.direct, "empty"))
 }
 
@@ -232,7 +232,7 @@ func TestARefundWhoseReplyIsLostIsMadeOnce(t *testing.T) {
 		require.False(t, r.OK)
 	}
 	require.Equal(t, 1, f.proxy.LostReplies())
-	eventually(t, func() bool { return c.Stats().Lost+c.Stats().Returned == 60 }, "it is counted")
+	eventually(t, func() bool { return c.Stats().Lost+c.Stats().Returned == 60 }, "both refunds are counted")
 	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"))
 }
 
@@ -251,7 +251,7 @@ func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 	r, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 30}, {Key: "empty", N: 1}})
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	require.Zero(t, tokens(t, f.direct, "checkout"), "the bucket began anew, without the tokens taken before")
+	require.Zero(t, tokens(t, f.direct, "checkout"), "the new bucket gets no tokens of the old one")
 	require.EqualValues(t, 30, c.Stats().Lost)
 }
 
@@ -288,7 +288,7 @@ func TestCloseDuringATakeAllLosesNothing(t *testing.T) {
 		assert.NoError(t, err)
 		assert.False(t, r.OK)
 	})
-	eventually(t, func() bool { return tokens(t, fast.Client(), near) == 4 }, "taken")
+	eventually(t, func() bool { return tokens(t, fast.Client(), near) == 4 }, "the tokens are taken")
 	require.NoError(t, c.Close(t.Context()))
 	wg.Wait()
 	require.Zero(t, c.Stats().Lost)

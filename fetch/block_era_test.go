@@ -48,7 +48,7 @@ func TestTokensOfALateTakeAllDoNotGoBackToALaterEra(t *testing.T) {
 		_, err := c.TakeAll(ctx, []Request{{Key: "checkout", N: 30}})
 		done <- err
 	}()
-	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 70 }, "taken")
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 70 }, "the tokens are taken")
 	require.NoError(t, f.direct.Del(t.Context(), "checkout", lua.IndexKey("checkout"), lua.ControlKey("checkout")).Err())
 	empty := hourly(100)
 	empty.Initial = new(int64)

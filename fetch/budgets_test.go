@@ -37,7 +37,7 @@ func TestBudgetsHaveWhatRefilledBucketsHave(t *testing.T) {
 		r, err := c.Peek(ctx, "b:1")
 		require.NoError(t, err)
 		require.EqualValues(t, 60, r.Remaining)
-		require.Zero(t, size(t, rdb)-1, "a peek creates nothing: there are the templates alone")
+		require.Zero(t, size(t, rdb)-1, "a peek creates no key, so only the templates are stored")
 		taken, err := c.Take(ctx, "b:1", 20)
 		require.NoError(t, err)
 		require.True(t, taken.OK)
@@ -87,7 +87,7 @@ func TestBudgetsHaveWhatRefilledBucketsHave(t *testing.T) {
 		wait, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
 		_, err = c.Wait(wait, "b:2", 1)
-		require.ErrorIs(t, err, fetch.ErrDeadline, "it is due at the new year")
+		require.ErrorIs(t, err, fetch.ErrDeadline, "the token is due at the new year")
 	})
 }
 
@@ -149,7 +149,7 @@ func TestEachCallOfABudgetFindsTheStepThatHasCome(t *testing.T) {
 		r, err = c.Take(ctx, "b:"+name, 1)
 		require.NoError(t, err)
 		require.False(t, r.OK)
-		require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute), "by the server's clock")
+		require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute), "RetryAfter follows the server's clock")
 	}
 	at(time.Date(2032, 1, 1, 0, 0, 1, 0, time.UTC))
 	for name, call := range calls {
@@ -158,7 +158,7 @@ func TestEachCallOfABudgetFindsTheStepThatHasCome(t *testing.T) {
 		require.EqualValues(t, 20, left, name)
 		r, err := c.Take(ctx, "b:"+name, 61-1)
 		require.NoError(t, err)
-		require.Equal(t, name == "Peek", r.OK, "%s: once", name)
+		require.Equal(t, name == "Peek", r.OK, "%s: the call takes its tokens once, a peek takes none", name)
 	}
 }
 
@@ -176,7 +176,7 @@ func TestAWaitForABudgetEndsAtItsStep(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, r.OK)
 		now := time.Now()
-		require.Less(t, now.Sub(now.Truncate(2*time.Second)), time.Second, "right after the step")
+		require.Less(t, now.Sub(now.Truncate(2*time.Second)), time.Second, "the wait ends right after the step")
 	}
 }
 
@@ -237,7 +237,7 @@ func TestAKilledConsumersReservationsInABudgetEnd(t *testing.T) {
 	at(time.Date(2031, 6, 1, 0, 5, 0, 0, time.UTC)) // long after the step, since this clock runs on during the test
 	r, err = c.Take(ctx, "b:1", 100)
 	require.NoError(t, err)
-	require.True(t, r.OK, "no refiller swept it")
+	require.True(t, r.OK, "the take gets the step's tokens without a refiller")
 }
 
 // Tokens that are returned after a step go into the new period. The budget never holds more than its capacity, whether
@@ -263,7 +263,7 @@ func TestWhatGoesBackAfterAStepAddsNoPeriod(t *testing.T) {
 	at(time.Date(2032, 1, 1, 0, 0, 1, 0, time.UTC))
 	r, err := c.Take(ctx, "b:credited", 10)
 	require.NoError(t, err)
-	require.True(t, r.OK, "it credits the step")
+	require.True(t, r.OK, "the take credits the step")
 	require.NoError(t, c.Undo(ctx, "b:credited", drained["b:credited"]))
 	require.NoError(t, c.Undo(ctx, "b:due", drained["b:due"]))
 	require.NoError(t, held.Cancel(ctx))

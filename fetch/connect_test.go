@@ -142,7 +142,7 @@ func TestACallsLongerTimeoutHoldsOnARing(t *testing.T) {
 	eventually(t, func() bool {
 		s := shard.PoolStats()
 		return s.TotalConns == s.IdleConns
-	}, "the call ends soon after")
+	}, "the call ends soon after its timeout")
 	require.NoError(t, proxy.Heal())
 }
 
@@ -163,7 +163,7 @@ func TestConnectionsEndAfterACloseThatTimedOut(t *testing.T) {
 	require.NoError(t, f.proxy.Heal())
 	wg.Wait()
 	for _, own := range c.nodes.own {
-		eventually(t, func() bool { return own.(*redis.Client).PoolStats().TotalConns == 0 }, "closed")
+		eventually(t, func() bool { return own.(*redis.Client).PoolStats().TotalConns == 0 }, "connections closed")
 	}
 }
 

@@ -522,7 +522,7 @@ func (s *scene) resolve() {
 		eventually(s.t, func() bool {
 			_, err := p.Peek(context.Background(), s.keys[0])
 			return err == nil
-		}, fmt.Sprintf("consumer %d goes on", i))
+		}, fmt.Sprintf("consumer %d gets replies again", i))
 	}
 	c := newClient(s.t, s.direct, slow())
 	for _, q := range s.requests {
@@ -564,7 +564,7 @@ func (s *scene) sweep() {
 			}
 		}
 		return true
-	}, "nothing is outstanding")
+	}, "no tokens are outstanding")
 }
 
 // judge compares the results that callers got with what the server did.
@@ -587,7 +587,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 			}
 		}
 		lacks := b.taken() - b.clamped - admitted + s.returned[key] // taken = admitted + returned + clamped + lost
-		require.GreaterOrEqual(s.t, lacks, -s.unsure[key], "%s: %d tokens were admitted and not taken", key, -lacks)
+		require.GreaterOrEqual(s.t, lacks, -s.unsure[key], "%s: %d tokens were admitted but not taken", key, -lacks)
 		if lossless {
 			require.Zero(s.t, lacks, "%s: tokens are missing, %+v", key, stats)
 		}
@@ -597,16 +597,16 @@ func (s *scene) judge(l *ledger, stats Stats) {
 			require.NoError(s.t, err, key)
 		}
 	}
-	require.LessOrEqual(s.t, missing, slack, "the SDK says what may be lost")
+	require.LessOrEqual(s.t, missing, slack, "the SDK counts all tokens that may be lost")
 	if lossless {
 		require.Zero(s.t, stats.Lost)
 	}
 	if !s.weather.storm {
 		require.LessOrEqual(s.t, stats.Clamped, clamped)
 		require.LessOrEqual(s.t, clamped, stats.Clamped+ranOut,
-			"what no consumer gave back may have found the bucket full, too")
+			"expired blocks and reservations may also return tokens to a full bucket")
 	}
-	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of %d that may be, %d abandoned, "+
+	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of at most %d, %d abandoned,  "+
 		"%d rescues, no answer for %s", s.weather.name, len(s.admitted), s.did,
 		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stopped)
 }

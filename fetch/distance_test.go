@@ -106,7 +106,7 @@ func succeeds(t *testing.T, least time.Duration, name string, call func(nth stri
 		}
 		require.GreaterOrEqual(t, time.Since(began), least, "%s: %v", name, err)
 	}
-	t.Fatalf("%s: it failed five times", name)
+	t.Fatalf("%s: the call failed five times", name)
 }
 
 func TestTheDefaultTimeoutByDistance(t *testing.T) {
@@ -217,9 +217,9 @@ func (c *Client) reserveOf(t *testing.T, key string) error {
 func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
 	t.Parallel()
 	for name, opts := range map[string][]Option{
-		"the default timeout":                     nil,
-		"a timeout for a take but not a denial":   {WithTimeout(90 * time.Millisecond)},
-		"a timeout that is shorter than the trip": {WithTimeout(40 * time.Millisecond)},
+		"the default timeout":                       nil,
+		"a timeout for a take but not for a denial": {WithTimeout(90 * time.Millisecond)},
+		"a timeout that is shorter than the trip":   {WithTimeout(40 * time.Millisecond)},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -243,7 +243,7 @@ func TestModeOpenAdmitsNoMoreThanTheBucketAtADistance(t *testing.T) {
 						if r.Source.Kind == SourceFallback {
 							late.Add(1)
 							if took := time.Since(began); took < 4*d.trip {
-								t.Errorf("beyond the bucket after %s", took)
+								t.Errorf("a take beyond the bucket's tokens was admitted after only %s", took)
 							}
 						}
 					}

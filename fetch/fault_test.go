@@ -109,7 +109,7 @@ func TestALostReplyIsAnErrorAndChargesOnce(t *testing.T) {
 	})
 	require.NoError(t, f.proxy.Heal())
 	_, err := c.Take(t.Context(), "checkout", 1)
-	require.NoError(t, err, "the client recovers")
+	require.NoError(t, err, "the client recovers from the faults")
 }
 
 func TestASilentServerHoldsNoCallerBeyondTheDeadline(t *testing.T) {
@@ -184,7 +184,7 @@ func TestTokensOfALateReplyComeBackOnce(t *testing.T) {
 			require.Equal(t, 100-c.Stats().Lost, tokens(t, f.direct, "checkout"))
 		}
 		if asItIs {
-			require.Zero(t, c.Stats().Lost, "callers make no calls")
+			require.Zero(t, c.Stats().Lost, "no caller makes its call itself")
 		} else {
 			require.Less(t, c.Stats().Lost, total, "a worker's call waits for the reply")
 		}
@@ -221,15 +221,15 @@ func TestACancelledCallerReturnsAtOnce(t *testing.T) {
 	}
 	wg.Wait()
 	require.NoError(t, f.proxy.Heal())
-	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 100 }, "its token comes back")
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 100 }, "the take's token comes back")
 }
 
 func TestACancelledTakeIsNotSent(t *testing.T) {
 	waits := map[string]struct {
 		pool, workers int
 	}{
-		"for a connection": {pool: 1, workers: 8},
-		"for a worker":     {pool: 8, workers: 1},
+		"wait for a connection": {pool: 1, workers: 8},
+		"wait for a worker":     {pool: 8, workers: 1},
 	}
 	for name, w := range waits {
 		t.Run(name, func(t *testing.T) {
@@ -245,7 +245,7 @@ func TestACancelledTakeIsNotSent(t *testing.T) {
 			require.NoError(t, f.direct.ConfigResetStat(t.Context()).Err())
 			require.NoError(t, f.proxy.Heal())
 			// Only the first take was sent, and its tokens come back.
-			eventually(t, func() bool { return c.Stats().Returned == 10 }, "the first comes back")
+			eventually(t, func() bool { return c.Stats().Returned == 10 }, "the tokens of the first take come back")
 			eventually(t, func() bool { // this call is queued behind the others, if any are left
 				_, err := c.Peek(t.Context(), "checkout")
 				return err == nil
@@ -292,7 +292,7 @@ func TestCloseWaitsForCallsUnderWayAndRefusesNewOnes(t *testing.T) {
 	default:
 	}
 	require.NoError(t, f.proxy.Heal())
-	require.NoError(t, <-taken, "the call under way ends as it would have")
+	require.NoError(t, <-taken, "the call under way succeeds")
 	require.NoError(t, <-closed)
 	wg.Wait()
 	require.NoError(t, c.Close(t.Context()), "closing again is harmless")

@@ -28,7 +28,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	// check makes every kind of call, with a client that has no cached policy.
 	check := func(key string, want bool) {
 		t.Helper()
-		for name, isolated := range map[string]bool{"merged": false, "in a call of its own": true} {
+		for name, isolated := range map[string]bool{"merged": false, "separate": true} {
 			for i, ask := range []func(*Client) (Result, error){
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 1) },
 				func(c *Client) (Result, error) { return c.Take(ctx, key, 99) },
@@ -46,7 +46,7 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 				for range 2 { // the second answer comes with a cached policy
 					r, err := ask(c)
 					require.NoError(t, err)
-					require.Equal(t, want, r.OnFloor, "%s, way %d: %+v", name, i, r)
+					require.Equal(t, want, r.OnFloor, "%s, call %d: %+v", name, i, r)
 				}
 			}
 		}
@@ -78,5 +78,5 @@ func TestAResultReportsThatItsRegionIsOnItsFloor(t *testing.T) {
 	check("payments", true)
 	floor, err := newClient(t, rdb, slow()).Take(ctx, "payments", 1)
 	require.NoError(t, err)
-	require.Greater(t, floor.ResetAfter, 30*granted.ResetAfter, "it fills at the floor's rate")
+	require.Greater(t, floor.ResetAfter, 30*granted.ResetAfter, "the bucket fills at the floor's rate")
 }

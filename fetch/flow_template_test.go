@@ -74,7 +74,7 @@ func TestTheBucketsOfATemplateAreDivided(t *testing.T) {
 		require.False(t, all.OK)
 
 		require.NoError(t, rdb.Del(ctx, key, lua.IndexKey(key), lua.ControlKey(key)).Err())
-		require.False(t, take(c, "loud", 61), "a bucket that was lost comes back full, and its plan is in force")
+		require.False(t, take(c, "loud", 61), "a lost bucket comes back full and keeps its plan")
 		require.True(t, take(c, "loud", 60))
 	})
 }

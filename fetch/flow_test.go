@@ -60,7 +60,7 @@ func TestAFlowWithoutARightLeavesTheOthersTheFloor(t *testing.T) {
 	c := newClient(t, rdb, slow())
 	r, err := c.Take(ctx, "acme", 61, WithFlow("loud"))
 	require.NoError(t, err)
-	require.False(t, r.OK, "the first take of a process names its flow, too")
+	require.False(t, r.OK, "the first take of a process sends its flow, too")
 	drain(t, newClient(t, rdb, slow()), "acme")
 
 	r, err = c.Take(ctx, "acme", 1, WithFlow("loud"))
@@ -75,10 +75,10 @@ func TestAFlowWithoutARightLeavesTheOthersTheFloor(t *testing.T) {
 
 	r, err = c.Take(ctx, "acme", 4, WithFlow("quiet"))
 	require.NoError(t, err)
-	require.True(t, r.OK, "and is not that of another one")
+	require.True(t, r.OK, "the denial of one flow does not deny another")
 	r, err = c.TakeUpTo(ctx, "acme", 10, WithFlow("quiet"))
 	require.NoError(t, err)
-	require.EqualValues(t, 4, r.Taken, "one token of right is left, for which a tenth of the floor is given")
+	require.EqualValues(t, 4, r.Taken, "a flow with one token of right left gets a tenth of the floor")
 	for _, flow := range []string{"stranger", ""} {
 		var opts []CallOption
 		if flow != "" {
@@ -156,8 +156,8 @@ func TestALostPlanLeavesTheBucketToAll(t *testing.T) {
 	}
 	require.False(t, take().OK)
 	require.NoError(t, rdb.Del(ctx, lua.UseKey("acme")).Err())
-	require.False(t, take().OK, "what is counted is not the plan")
-	require.Zero(t, rdb.Exists(ctx, lua.UseKey("acme")).Val(), "a key without an end is not made")
+	require.False(t, take().OK, "the plan is in force without the counted use")
+	require.Zero(t, rdb.Exists(ctx, lua.UseKey("acme")).Val(), "the take creates no key without an expiry")
 	require.NoError(t, rdb.Del(ctx, lua.FlowsKey("acme")).Err())
 	require.True(t, take().OK)
 	require.Zero(t, rdb.Exists(ctx, lua.UseKey("acme"), lua.FlowsKey("acme")).Val())
@@ -200,7 +200,8 @@ func TestTheNamesOfStrangersAreBounded(t *testing.T) {
 		require.NoError(t, errOf(c.Take(ctx, "acme", 50, WithFlow(fmt.Sprintf("stranger-%d", i)))))
 	}
 	const most = 1000
-	require.LessOrEqual(t, rdb.HLen(ctx, lua.UseKey("acme")).Val(), int64(most+4), "with the period's, and the team's")
+	require.LessOrEqual(t, rdb.HLen(ctx, lua.UseKey("acme")).Val(), int64(most+4),
+		"the key also has the period and the team")
 	require.Less(t, rdb.MemoryUsage(ctx, lua.UseKey("acme")).Val(), int64(200_000))
 	require.EqualValues(t, 3, rdb.HLen(ctx, lua.FlowsKey("acme")).Val())
 	f := c.buckets.find("acme").flows.Load()
@@ -226,11 +227,11 @@ func TestEachFlowHasABlockOfItsOwn(t *testing.T) {
 	require.Nil(t, c.buckets.find("acme").block.Load())
 	for taken(c.Take(ctx, "acme", 1, WithFlow("loud"))) { // until block and bucket have no more tokens for it
 	}
-	require.EqualValues(t, 40, tokens(t, rdb, "acme"), "a block has no right that its flow lacks")
+	require.EqualValues(t, 40, tokens(t, rdb, "acme"), "a block gets no tokens beyond the right of its flow")
 	for range leaseFrom {
 		_ = leased("quiet")
 	}
-	require.Less(t, tokens(t, rdb, "acme"), int64(40), "and has the right that it has")
+	require.Less(t, tokens(t, rdb, "acme"), int64(40), "a block gets tokens within the right of its flow")
 	asked, err := rdb.HGet(ctx, lua.UseKey("acme"), "quiet").Int64()
 	require.NoError(t, err)
 	require.Positive(t, asked)

@@ -32,7 +32,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()
 		return k.share.live == 1
-	}, "a heartbeat")
+	}, "a heartbeat counts the consumer")
 	f.proxy.Cut()
 	taken := map[string]Result{}
 	for _, key := range []string{"open", "local"} {
@@ -44,7 +44,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 	}
 	require.NoError(t, f.proxy.Heal())
 	for key, r := range taken {
-		require.NoError(t, c.Undo(t.Context(), key, r), "there is nothing to send")
+		require.NoError(t, c.Undo(t.Context(), key, r), "Undo needs no call")
 		require.EqualValues(t, 30, tokens(t, f.direct, key), key)
 	}
 }
@@ -123,7 +123,7 @@ func TestEachWaiterOfALineHasItsOwnResult(t *testing.T) {
 	}
 	eventually(t, func() bool {
 		return lineIs(c, "b", func(l *line) bool { return l.total == 60 && !l.denied.IsZero() })
-	}, "all wait")
+	}, "all calls wait in the line")
 	require.NoError(t, c.Return(t.Context(), "b", 90))
 	left := map[int64]bool{}
 	for range 3 {

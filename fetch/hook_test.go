@@ -93,7 +93,7 @@ func TestAHookObservesBreakers(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().BreakerOpened)
 	require.NoError(t, f.proxy.Heal())
 	require.Equal(t, f.proxy.Addr()+" none", <-r.events)
-	eventually(t, func() bool { return c.Stats().BreakersOpen == nil }, "it is closed")
+	eventually(t, func() bool { return c.Stats().BreakersOpen == nil }, "the breaker is closed")
 	_, err := c.Take(t.Context(), "checkout", 1, slow())
 	require.NoError(t, err)
 	require.Empty(t, r.events)

@@ -97,15 +97,15 @@ func TestABlockIsAsLargeAsWhatIsTaken(t *testing.T) {
 			takeEvery(t, c, 1, pause, 5*hold)
 			for range 100 {
 				takeEvery(t, c, 1, pause, hold/20)
-				require.LessOrEqual(t, c.Stats().Leased, outstanding(b), "the bucket counts all that is held")
+				require.LessOrEqual(t, c.Stats().Leased, outstanding(b), "the bucket counts all leased tokens")
 				largest = max(largest, outstanding(b))
 			}
 			most = max(most, largest)
 			return largest
 		}
-		require.InDelta(t, 375, phase(time.Millisecond), 125, "1,000 a second")
-		require.InDelta(t, 37, phase(10*time.Millisecond), 13, "100 a second")
-		require.EqualValues(t, 2000, phase(100*time.Microsecond), "10,000 a second, and the option's bound")
+		require.InDelta(t, 375, phase(time.Millisecond), 125, "1,000 takes a second")
+		require.InDelta(t, 37, phase(10*time.Millisecond), 13, "100 takes a second")
+		require.EqualValues(t, 2000, phase(100*time.Microsecond), "10,000 takes a second and the option's bound")
 		require.LessOrEqual(t, most, int64(2000))
 	})
 }
@@ -174,7 +174,7 @@ func TestABlockIsNotTakenFromAfterItsEra(t *testing.T) {
 		time.Sleep(hold)
 		require.Zero(t, c.Stats().Leased)
 		require.Equal(t, held, c.Stats().Lost)
-		require.Zero(t, inBucket(b), "nothing comes back to another era")
+		require.Zero(t, inBucket(b), "no tokens return to another era")
 		require.Zero(t, outstanding(b))
 		r, err := c.Take(t.Context(), "checkout", 1)
 		require.NoError(t, err)
@@ -209,12 +209,12 @@ func TestWithoutItsServerABlockIsUsedUpBeforeTheDegradedMode(t *testing.T) {
 		require.LessOrEqual(t, int64(got[SourceLeased]), held)
 		require.LessOrEqual(t, last.Sub(away), hold+leaseGrace-leaseMargin)
 		require.Positive(t, got[SourceFallback])
-		require.Zero(t, c.Stats().Leased, "what is too old is not used")
+		require.Zero(t, c.Stats().Leased, "no block is used for too long")
 		b.fail(nil)
 		time.Sleep(hold)
 		require.Zero(t, outstanding(b))
 		require.EqualValues(t, 10_000-before[SourceShared]-before[SourceLeased]-int(held), inBucket(b),
-			"what was in a block is not given twice")
+			"the tokens of a block are not given twice")
 		require.Positive(t, takeEvery(t, c, 1, time.Millisecond, hold)[SourceLeased])
 	})
 }
@@ -281,7 +281,7 @@ func TestUnusedLeasesGoBackWithinTheHoldTime(t *testing.T) {
 		time.Sleep(denialMaxAge)
 		r, err := other.TakeUpTo(t.Context(), "checkout", 100)
 		require.NoError(t, err)
-		require.Equal(t, left, r.Taken, "all that the other one held")
+		require.Equal(t, left, r.Taken, "the take gets all tokens that the other consumer held")
 		require.NoError(t, hoarder.Close(t.Context()))
 		require.NoError(t, other.Close(t.Context()))
 		require.Zero(t, inBucket(b))
@@ -298,12 +298,12 @@ func TestWaitersComeBeforeTheBlock(t *testing.T) {
 		require.Positive(t, held)
 		calls := b.called("take", "takes")
 		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", 1)))
-		require.Equal(t, held-1, c.Stats().Leased, "the block has enough")
+		require.Equal(t, held-1, c.Stats().Leased, "the block has enough tokens")
 		require.Equal(t, calls, b.called("take", "takes"))
 
 		began := time.Now()
-		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", left-1)), "more than the bucket has without the block")
-		require.Less(t, time.Since(began), hold/10, "the block is given back at once")
+		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", left-1)), "the wait needs the block's tokens, too")
+		require.Less(t, time.Since(began), hold/10, "the block's tokens are returned at once")
 		require.Zero(t, inBucket(b))
 		require.Zero(t, outstanding(b))
 	})
@@ -324,8 +324,8 @@ func TestABucketHasNoBlockWhileACallerWaits(t *testing.T) {
 		got := takeEvery(t, c, 1, 100*time.Millisecond, hold/2)
 		require.Zero(t, got[SourceLeased])
 		require.NoError(t, <-waited)
-		require.Less(t, time.Since(began), 2*hold, "takes and refills compete with it, blocks don't")
-		require.Positive(t, takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)[SourceLeased], "and then again")
+		require.Less(t, time.Since(began), 2*hold, "no block competes with the waiter")
+		require.Positive(t, takeEvery(t, c, 1, 2*time.Millisecond, 2*hold)[SourceLeased], "blocks serve takes after the wait")
 	})
 }
 
@@ -338,7 +338,7 @@ func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 		require.Positive(t, held)
 		r, err := c.Take(t.Context(), "checkout", held+1)
 		require.NoError(t, err)
-		require.Equal(t, SourceShared, r.Source.Kind, "more than the block has")
+		require.Equal(t, SourceShared, r.Source.Kind, "the take needs more tokens than the block has")
 		_, err = c.Take(t.Context(), "checkout", 101)
 		require.ErrorIs(t, err, ErrExceedsCapacity)
 
@@ -352,7 +352,7 @@ func TestCallsThatABlockDoesNotAnswer(t *testing.T) {
 		all, err = c.TakeUpTo(t.Context(), "checkout", 1000)
 		require.NoError(t, err)
 		require.Equal(t, SourceShared, all.Source.Kind)
-		require.Greater(t, all.Taken, held, "those of the block and some of the bucket")
+		require.Greater(t, all.Taken, held, "the take gets the block's tokens and some of the bucket's")
 		synctest.Wait()
 		require.Equal(t, held+left, all.Taken+c.Stats().Leased+inBucket(b))
 	})
@@ -486,7 +486,7 @@ func TestLeaseOptions(t *testing.T) {
 	rules = newClient(t, generous(), every.ForPrefix("user:"), every).leases.rules
 	for _, key := range []string{"user:1", "checkout"} {
 		_, ok := rules.of(key)
-		require.True(t, ok, "an option is not changed by what is made of it")
+		require.True(t, ok, "ForPrefix does not change the option")
 	}
 }
 
@@ -499,7 +499,7 @@ func TestALeasedTakeAllocatesNothing(t *testing.T) {
 		r, err := c.Take(ctx, "checkout", 1000)
 		require.NoError(t, err)
 		return r.Source.Kind == SourceLeased && c.Stats().Leased > 10_000
-	}, "there is a block")
+	}, "the client has a block")
 	require.Zero(t, testing.AllocsPerRun(1000, func() {
 		if r, err := c.Take(ctx, "checkout", 1); err != nil || r.Source.Kind != SourceLeased {
 			panic(fmt.Sprint(r, err))
@@ -580,12 +580,12 @@ func TestATakeThatNeedsBlockAndBucketIsDeniedUntilTheBlockGoesBack(t *testing.T)
 		require.NoError(t, err)
 		require.False(t, r.OK)
 		synctest.Wait()
-		require.Equal(t, held+left, c.Stats().Leased+inBucket(b), "nothing is lost")
+		require.Equal(t, held+left, c.Stats().Leased+inBucket(b), "no tokens are lost")
 		for end := time.Now().Add(2 * hold); !r.OK && time.Now().Before(end); time.Sleep(time.Millisecond) {
 			r, err = c.Take(t.Context(), "checkout", held+left)
 			require.NoError(t, err)
 		}
-		require.True(t, r.OK, "the block went back")
+		require.True(t, r.OK, "the block's tokens returned to the bucket")
 		require.NoError(t, c.Close(t.Context()))
 	})
 }

@@ -122,7 +122,7 @@ func parse(line string) (at int64, source string, words []string, err error) {
 	head, rest, ok := strings.Cut(strings.TrimPrefix(line, "+"), "] ")
 	seconds, from, okFrom := strings.Cut(head, " [0 ")
 	if !ok || !okFrom {
-		return 0, "", nil, fmt.Errorf("unlike a line of MONITOR: %q", line)
+		return 0, "", nil, fmt.Errorf("not a line of MONITOR: %q", line)
 	}
 	at, err = strconv.ParseInt(strings.Replace(seconds, ".", "", 1), 10, 64)
 	if err != nil {

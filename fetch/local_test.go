@@ -59,9 +59,9 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	terms := localTerms(100, policy.PerSecond(20))
 	s := &share{terms: terms}
 	s.record(100, 0)
-	require.False(t, s.take(1, 1, 0, 0).Known, "the consumers were not counted yet")
+	require.False(t, s.take(1, 1, 0, 0).Known, "the share has not counted the consumers yet")
 	s.count(4, 0)
-	require.True(t, s.take(25, 25, 0, 0).OK, "a quarter of what is there")
+	require.True(t, s.take(25, 25, 0, 0).OK, "a quarter of the bucket's tokens")
 	require.False(t, s.take(1, 1, 0, 0).OK)
 	require.True(t, s.take(5, 5, 0, time.Second).OK, "a quarter of the rate")
 	require.False(t, s.take(1, 1, 0, time.Second).OK)
@@ -81,21 +81,21 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 			admitted++
 		}
 	}
-	require.LessOrEqual(t, admitted, 26, "capacity and rate of the share")
+	require.LessOrEqual(t, admitted, 26, "at most the share's capacity and rate")
 
 	w := s.take(101, 101, 0, time.Hour)
 	require.False(t, w.OK)
-	require.EqualValues(t, -1, w.Wait, "more than the bucket ever holds")
+	require.EqualValues(t, -1, w.Wait, "the take exceeds the bucket's capacity")
 	s.giveBack(25)
 	require.EqualValues(t, 25, tokensIn(s, time.Hour))
 	s.count(2, 0)
-	require.EqualValues(t, 25, tokensIn(s, time.Hour), "fewer consumers are believed only after a while")
+	require.EqualValues(t, 25, tokensIn(s, time.Hour), "a lower count of consumers applies only after a while")
 	require.EqualValues(t, 4, s.live)
 	s.count(2, 0)
 	s.count(2, 0)
 	require.EqualValues(t, 2, s.live)
 	s.count(50, 0)
-	require.LessOrEqual(t, tokensIn(s, time.Hour), int64(2), "more at once")
+	require.LessOrEqual(t, tokensIn(s, time.Hour), int64(2), "a higher count of consumers applies at once")
 }
 
 // However long the time between two takes is, the share is credited only at the second one, with all of that time.
@@ -120,7 +120,7 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	s.count(2, 0)
 	s.record(40, 0)
 	require.True(t, s.take(20, 20, 0, 0).OK)
-	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the next instant is the refillers' to know")
+	require.False(t, s.take(1, 1, 0, time.Hour).OK, "the share does not know the next instant")
 
 	granted := localTerms(100, policy.PerSecond(2))
 	granted.GrantTokens = 1000
@@ -130,7 +130,7 @@ func TestAShareCountsNeitherScheduledStepsNorGrants(t *testing.T) {
 	s.count(2, 0)
 	s.record(0, 0)
 	s.take(1, 1, 0, 0)
-	require.EqualValues(t, 2, tokensIn(s, 2*time.Second), "the floor's rate")
+	require.EqualValues(t, 2, tokensIn(s, 2*time.Second), "the share fills at the floor's rate")
 }
 
 // An idle Client sends nothing. A Client in use registers with each bucket no more often than it asks for the bucket's
@@ -157,7 +157,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 		createBucket(t, rdb, strconv.Itoa(i), p)
 	}
 	takes()
-	eventually(t, func() bool { return registered() == buckets }, "all count")
+	eventually(t, func() bool { return registered() == buckets }, "the consumer is registered with all buckets")
 	ttl := rdb.PTTL(t.Context(), lua.LiveKey("0")).Val()
 	require.InDelta(t, liveFor, ttl, float64(5*time.Second))
 	eventually(t, func() bool { // after a second, the Client counts the consumers of each bucket again
@@ -168,11 +168,11 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 			}
 		}
 		return true
-	}, "all count once more")
+	}, "all buckets are counted a second time")
 	sent := commandCalls(t, rdb)["evalsha"]
 	takes()
 	time.Sleep(1500 * time.Millisecond)
-	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"]-sent, buckets, "no call but the takes")
+	require.LessOrEqual(t, commandCalls(t, rdb)["evalsha"]-sent, buckets, "the takes are the only calls")
 	for i := range buckets {
 		rdb.Del(t.Context(), lua.LiveKey(strconv.Itoa(i)))
 		c.buckets.update(strconv.Itoa(i), func(k *info) { k.asOf = k.asOf.Add(-policyMaxAge) })
@@ -180,7 +180,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 		known(c, strconv.Itoa(i)).share.registered.until.Store(&past)
 	}
 	takes()
-	eventually(t, func() bool { return registered() == buckets }, "all count again")
+	eventually(t, func() bool { return registered() == buckets }, "the consumer is registered again")
 }
 
 // A take that doesn't bring the policy doesn't register its Client, however long ago the last registration was. With
@@ -204,7 +204,7 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 		takes(registerEvery + time.Second)
 		require.Equal(t, before, s.registered.until.Load())
 		takes(policyMaxAge)
-		require.NotEqual(t, before, s.registered.until.Load(), "the policy is asked for again")
+		require.NotEqual(t, before, s.registered.until.Load(), "the take requests the policy again")
 	})
 }
 
@@ -228,7 +228,7 @@ func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
 			s.mu.Lock()
 			defer s.mu.Unlock()
 			return s.live == 3
-		}, "a take soon after the first counts again")
+		}, "a take soon after the first counts all consumers")
 		require.Less(t, c.consumers.now(), registerEvery)
 	}
 }
@@ -298,7 +298,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 			}
 		}
 		return true
-	}, "all count")
+	}, "every consumer has counted all consumers")
 
 	var o outage
 	stopped.Store(true)
@@ -314,7 +314,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 	server.Resume()
 	began = time.Now()
 	for i := range shared {
-		eventually(t, func() bool { return shared[i].Load() > before[i] }, "it recovers")
+		eventually(t, func() bool { return shared[i].Load() > before[i] }, "the consumer gets tokens from the bucket again")
 	}
 	o.recovery = time.Since(began)
 	stop()
@@ -322,7 +322,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 	slices.Sort(times)
 	o.admitted, o.worst = admitted.Load(), times[len(times)*999/1000]
 	eventually(t, func() bool { return rdb.Exists(context.Background(), lua.LiveKey("checkout")).Val() == 1 },
-		"the consumers still count")
+		"the consumers still send heartbeats")
 	return o
 }
 
@@ -373,7 +373,7 @@ func TestTakeUpToLeavesSomeInDegradedModes(t *testing.T) {
 					s.mu.Lock()
 					defer s.mu.Unlock()
 					return s.live > 0
-				}, "no heartbeat")
+				}, "a heartbeat counts the consumer")
 			}
 			server.Pause()
 			defer server.Resume()

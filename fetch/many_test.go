@@ -85,7 +85,7 @@ func simulate(t *testing.T, consumers int, rate int64, opts ...Option) (f fleet)
 		f.beyond = int64(sum) + got[consumers].Load() - left - int64(due)
 		wg.Wait()
 		require.LessOrEqual(t, f.beyond, held+int64(consumers),
-			"what was in blocks when the window began, and a take of each on its way")
+			"the tokens of blocks when the window began, and one take for each consumer")
 	})
 	return f
 }

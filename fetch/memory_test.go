@@ -60,7 +60,7 @@ func TestMemoryDoesNotGrowWithKeysTaken(t *testing.T) {
 	require.LessOrEqual(t, c.buckets.held(), 2*size+2*size/8)
 	const scripts = 10 // the scripts that the fake server knows
 	require.LessOrEqual(t, mapEntries(reflect.ValueOf(c), map[uintptr]bool{}), c.buckets.held()+scripts,
-		"in any other map")
+		"the client's other maps have few entries")
 }
 
 // BenchmarkDistinctKeys takes from a new key each time, on a fake server that needs almost no time. It reports how much

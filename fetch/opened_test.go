@@ -189,7 +189,7 @@ func takenLongAfterOpen(t *testing.T, rdb, gated redis.UniversalClient, g *gate,
 	require.Eventually(t, func() bool {
 		now, err := rdb.Get(t.Context(), lua.IndexKey(key)).Int64()
 		return err == nil && index.Load() > 0 && now > index.Load() && rdb.Get(t.Context(), key).Val() == "60"
-	}, 20*time.Second, time.Millisecond, "no refill follows")
+	}, 20*time.Second, time.Millisecond, "a refill fills the bucket")
 }
 
 // untilFullAndIdle waits until the bucket is full and has left the active set, and returns its index.

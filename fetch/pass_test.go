@@ -60,7 +60,7 @@ func TestALineLetsATakePassInEachRefillInterval(t *testing.T) {
 				waiting.Wait()
 				close(served)
 			}()
-			eventually(t, func() bool { return c.buckets.find("b").waited() }, "a line")
+			eventually(t, func() bool { return c.buckets.find("b").waited() }, "a caller waits in the line")
 			began, granted := time.Now(), 0
 			ticker := time.NewTicker(5 * time.Millisecond)
 			defer ticker.Stop()

@@ -89,7 +89,7 @@ func TestTheFirstCallersDeadlineIsItsOwn(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Zero(t, wrong.Load(), "callers without a deadline")
+	require.Zero(t, wrong.Load(), "no take without a deadline fails")
 }
 
 // The first take from a template's key waits for a connection that opens slowly.
@@ -146,7 +146,7 @@ func TestConcurrencyBoundsWhatIsUnderWay(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.LessOrEqual(t, most.Load(), int64(2), "calls under way")
+	require.LessOrEqual(t, most.Load(), int64(2), "at most two calls are under way")
 }
 
 // counted is a connection that counts the connections on which a reply is awaited.
@@ -206,7 +206,7 @@ func TestEachShardOfARingHasABreakerOfItsOwn(t *testing.T) {
 		}
 		refused = int(c.Stats().BreakerOpened)
 	}
-	require.Equal(t, 1, refused, "breakers that opened")
+	require.Equal(t, 1, refused, "one breaker opens")
 	for _, key := range kept {
 		_, err := c.Take(t.Context(), key, 1)
 		require.NoError(t, err)
@@ -245,9 +245,9 @@ func TestASilentServerOfTheTemplatesHoldsUpOnlyTheFirstTakes(t *testing.T) {
 		_, err := c.Take(t.Context(), there, 1)
 		require.NoError(t, err)
 	}
-	require.Less(t, time.Since(began), 5*timeout, "20 takes")
+	require.Less(t, time.Since(began), 5*timeout, "20 takes need less than five timeouts")
 	_, err = c.Take(t.Context(), missing, 1, WithTimeout(timeout/10))
-	require.NotErrorIs(t, err, ErrUnknownBucket, "whether it is a template's can't be said")
+	require.NotErrorIs(t, err, ErrUnknownBucket, "the client can't know whether a template matches")
 	require.ErrorIs(t, err, ErrUnavailable)
 	servers[silent.Options().Addr].Resume()
 	_, err = c.Take(t.Context(), missing, 1)

@@ -86,7 +86,7 @@ func TestAConsumerNeedsNoPolicy(t *testing.T) {
 				require.NoError(t, err)
 				require.True(t, r.OK)
 				require.EqualValues(t, 60, r.Remaining)
-				require.NoError(t, c.Return(ctx, key, 5), "it is full")
+				require.NoError(t, c.Return(ctx, key, 5), "a return to a full bucket succeeds")
 				r, err = c.Take(ctx, key, 20)
 				require.NoError(t, err)
 				require.True(t, r.OK)
@@ -153,9 +153,9 @@ func TestKeysThatNoTemplateMatchesLeaveNothing(t *testing.T) {
 		junk("templates are published", 100, client(t, rdb))
 		if before != nil {
 			reads := calls(t, rdb.(*redis.Client))["hget"] - before["hget"]
-			require.LessOrEqual(t, reads, 3+2*int(time.Since(began)/(100*time.Millisecond)), "for all keys together")
+			require.LessOrEqual(t, reads, 3+2*int(time.Since(began)/(100*time.Millisecond)), "all keys share the reads")
 		}
-		require.EqualValues(t, 1, size(t, rdb), "the templates alone")
+		require.EqualValues(t, 1, size(t, rdb), "Redis has only the key of the templates")
 	})
 }
 
@@ -184,7 +184,7 @@ func TestAFullBucketOfALazyTemplateAndWhatItCannotDoLeaveNothing(t *testing.T) {
 	_, err = c.Peek(ctx, "user:1")
 	require.NoError(t, err)
 	require.NoError(t, c.Return(ctx, "user:1", 5))
-	require.EqualValues(t, 1, size(t, rdb), "the templates alone")
+	require.EqualValues(t, 1, size(t, rdb), "Redis has only the key of the templates")
 }
 
 // calls counts the commands of a server.
@@ -219,7 +219,7 @@ func TestAConsumerFollowsWhatIsPublished(t *testing.T) {
 		t.Helper()
 		require.Eventually(t, func() bool { return limit() == want }, 20*time.Second, time.Millisecond)
 	}
-	require.Zero(t, limit(), "nothing is published")
+	require.Zero(t, limit(), "no templates are published yet")
 	publish(t, rdb, 7, lazyTemplate("user:", 60, hourly))
 	becomes(60)
 	publish(t, rdb, 8, lazyTemplate("user:", 6, hourly))
@@ -336,16 +336,16 @@ func TestATemplateIsEnforcedInTheOtherWayFromOneVersionToTheNext(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, held.OK)
 		publish(t, rdb, 2, lazyTemplate("user:", 60, hourly))
-		awaitTokens(60, "it is another bucket")
+		awaitTokens(60, "the lazy bucket is a separate one")
 		take(50, 10)
 		_, err = c.Reserve(ctx, "user:1", 1, time.Minute)
 		require.ErrorIs(t, err, fetch.ErrLazyBucket)
 		_, err = held.Settle(ctx, 1)
-		require.NoError(t, err, "what was reserved before ends in its own bucket")
+		require.NoError(t, err, "the reservation ends in the refilled bucket")
 		publish(t, rdb, 3, refilledTemplate("user:", 60))
-		awaitTokens(19, "it goes on")
+		awaitTokens(19, "the refilled bucket has kept its tokens")
 		publish(t, rdb, 4, lazyTemplate("user:", 60, hourly))
-		awaitTokens(10, "and so does the other")
+		awaitTokens(10, "the lazy bucket has kept its tokens")
 	})
 }
 
@@ -369,7 +369,7 @@ func TestNoMoreBucketsThanATemplateAllows(t *testing.T) {
 			require.ErrorContains(t, err, `"user:": 10 are alive, at most 10 may be`)
 		}
 		_, err := c.Take(ctx, "user:0", 1)
-		require.NoError(t, err, "it is there")
+		require.NoError(t, err, "the bucket exists")
 		_, err = c.Take(ctx, "user:new", 1, fetch.WithRequestID("a"))
 		require.ErrorIs(t, err, fetch.ErrTooManyBuckets)
 	})

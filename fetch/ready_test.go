@@ -25,7 +25,7 @@ func TestAfterReadyATakeOpensNothing(t *testing.T) {
 		require.NotZero(t, c.templates.set.Load().Of("user:1"))
 		require.NoError(t, granted(c.Take(t.Context(), "user:1", 1)))
 		require.Equal(t, opened, d.proxy.Connections())
-		require.NoError(t, c.Ready(t.Context()), "again")
+		require.NoError(t, c.Ready(t.Context()), "a second Ready succeeds")
 	})
 }
 

@@ -68,7 +68,7 @@ var failuresOfServers = []struct {
 			_ = spin.Eval(context.Background(), "while true do end", nil).Err() // killed
 		}()
 		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Ping(context.Background()).Err(), "BUSY") },
-			"it is busy")
+			"Redis is busy")
 		p.t.Cleanup(func() {
 			require.NoError(p.t, p.admin.ScriptKill(context.Background()).Err())
 			<-done
@@ -93,7 +93,7 @@ var failuresOfServers = []struct {
 			<-done
 		})
 		eventually(p.t, func() bool { return redis.HasErrorPrefix(p.admin.Get(ctx, "checkout").Err(), "LOADING") },
-			"it loads")
+			"Redis is loading")
 	}},
 	{name: "NOPERM", why: ReasonRefused, provoke: func(p *provoked) {
 		require.NoError(p.t, p.admin.Do(context.Background(), "ACL", "SETUSER", "poor", "on", ">secret", "~*", "+ping").Err())
@@ -106,7 +106,7 @@ var failuresOfServers = []struct {
 		require.NoError(p.t, p.admin.BgSave(context.Background()).Err())
 		eventually(p.t, func() bool {
 			return redis.HasErrorPrefix(p.admin.Set(context.Background(), "x", 1, 0).Err(), "MISCONF")
-		}, "it can't save")
+		}, "Redis can't save")
 	}},
 }
 
@@ -210,7 +210,7 @@ func TestASlotOnItsWayIsFollowed(t *testing.T) {
 	take(alone, "MOVED")
 	take(all, "")
 	require.EqualValues(t, 6, tokens(t, rdb, "checkout"),
-		"each was charged once, and redirected calls not at all")
+		"each take was charged once, and no redirected call was")
 	require.Zero(t, all.Stats().Lost+alone.Stats().Lost)
 }
 
@@ -244,7 +244,7 @@ func TestErrorsAreClassifiedByTheirWord(t *testing.T) {
 		require.Equal(t, want, ReasonOf(failure(context.Background(), err)), "%v", err)
 	}
 	for _, err := range []error{nil, context.Canceled, ErrClosed, ErrDeadline, ErrInvalidKey, context.DeadlineExceeded} {
-		require.Equal(t, ReasonNone, ReasonOf(err), "%v: none of the server's", err)
+		require.Equal(t, ReasonNone, ReasonOf(err), "%v: not an error of the server", err)
 	}
 	require.Equal(t, ReasonBusy, ReasonOf(fmt.Errorf("%w: %w", ErrUnavailable, &openError{ReasonBusy})))
 	require.Equal(t, "invalid", reasons.String())
@@ -277,13 +277,14 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 		_, err := c.Take(t.Context(), key, 2)
 		require.NoError(t, err)
 	}
-	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 }, "a heartbeat")
+	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 },
+		"the client sends a heartbeat")
 	k := known(c, "local")
 	eventually(t, func() bool {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()
 		return k.share.live == 1
-	}, "its answer")
+	}, "the client applies the heartbeat's answer")
 	f.proxy.Cut()
 	from := Source{Kind: SourceFallback, Reason: ReasonConnection}
 
@@ -333,7 +334,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	require.ErrorIs(t, err, ErrUnavailable)
 	r, err = c.TakeUpTo(t.Context(), "local", 9)
 	require.NoError(t, err)
-	require.EqualValues(t, 1, r.Taken, "tokens that no caller got are still there")
+	require.EqualValues(t, 1, r.Taken, "the share still has the tokens that no caller got")
 	r, err = c.TakeUpTo(t.Context(), "local", 9)
 	require.NoError(t, err)
 	require.False(t, r.OK)

@@ -71,13 +71,13 @@ func TestConsumersWithoutARefillerGoOnAtTheRateAndWithinTheBound(t *testing.T) {
 
 	total := float64(taken.Load())
 	require.LessOrEqual(t, total, 500*ended+1)
-	require.Less(t, ended, patience.Seconds(), "%.0f tokens", total)
+	require.Less(t, ended, patience.Seconds(), "the takes got only %.0f tokens in time", total)
 	require.Positive(t, rescued.Load())
 	won := int64(0)
 	for _, c := range clients {
 		won += c.Stats().Rescues
 	}
-	require.LessOrEqual(t, won, int64(ended/0.1)+1, "a rescue comes two intervals after the refill before")
+	require.LessOrEqual(t, won, int64(ended/0.1)+1, "a rescue comes two intervals after the previous refill")
 	t.Logf("%.0f of %.0f tokens; %d rescues", total, 500*ended, won)
 }
 
@@ -102,12 +102,12 @@ func TestARescueServesWaitTakeUpToAndSeveralBuckets(t *testing.T) {
 		r, err := c.TakeUpTo(t.Context(), "upto", 5)
 		require.NoError(t, err)
 		return r.OK
-	}, "tokens flow")
+	}, "TakeUpTo gets tokens")
 	eventually(t, func() bool {
 		r, err := c.TakeAll(t.Context(), []Request{{Key: "all", N: 3}, {Key: "other", N: 1}})
 		require.NoError(t, err)
 		return r.OK
-	}, "tokens flow")
+	}, "TakeAll gets tokens")
 	wg.Wait()
 	require.GreaterOrEqual(t, c.Stats().Rescues, int64(5))
 }

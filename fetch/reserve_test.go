@@ -49,7 +49,7 @@ func TestAReservationReturnsWhatWasNotUsed(t *testing.T) {
 			again, err := other.Settle(t.Context(), "llm", r.ID, 3)
 			require.NoError(t, err)
 			require.Equal(t, Settlement{Settlement: first.Settlement, Remaining: 75, Again: true}, again)
-			require.NoError(t, r.Cancel(t.Context()), "it does nothing")
+			require.NoError(t, r.Cancel(t.Context()), "Cancel does nothing after a settlement")
 
 			cancelled := reserve(t, c, 75, time.Hour)
 			require.NotEqual(t, r.ID, cancelled.ID)
@@ -67,11 +67,11 @@ func TestAReservationOfAProcessThatDiedGoesBackByItself(t *testing.T) {
 	r := reserve(t, c, 80, 5*time.Millisecond)
 	eventually(t, func() bool {
 		return reserve(t, c, 90, time.Hour, WithReservationID("next")).OK // it needs the tokens that the first one held
-	}, "the first ends")
+	}, "the first reservation ends")
 	require.EqualValues(t, 10, tokens(t, rdb, "llm"))
 	late, err := r.Settle(t.Context(), 7)
 	require.NoError(t, err)
-	require.EqualValues(t, 7, late.Charged, "what was used after all is charged")
+	require.EqualValues(t, 7, late.Charged, "the tokens that were used are charged")
 	require.EqualValues(t, 3, late.Remaining)
 }
 
@@ -98,13 +98,13 @@ func TestALostReplyToAReservationOrSettlementChangesNothing(t *testing.T) {
 	f.warm(t, c)
 	require.NoError(t, f.proxy.CutAfterReply(1, isScript))
 	r, err := c.Reserve(t.Context(), "checkout", 40, time.Hour)
-	require.NoError(t, err, "the client asked again by itself")
+	require.NoError(t, err, "the client repeated the call itself")
 	require.Equal(t, 1, f.proxy.LostReplies())
 	require.EqualValues(t, 60, tokens(t, f.direct, "checkout"))
 
 	require.NoError(t, f.proxy.CutAfterReply(2, isScript))
 	_, err = r.Settle(t.Context(), 10)
-	require.ErrorIs(t, err, ErrUnavailable, "it asks again once")
+	require.ErrorIs(t, err, ErrUnavailable, "the client repeats the call only once")
 	require.Equal(t, 3, f.proxy.LostReplies())
 	require.NoError(t, f.proxy.Heal())
 	s, err := r.Settle(t.Context(), 10)
@@ -132,7 +132,7 @@ func TestWithoutTheirServerReservationsGetTheDegradedMode(t *testing.T) {
 	require.Equal(t, SourceFallback, r.Source.Kind)
 	require.Zero(t, r.Until)
 	s, err := r.Settle(t.Context(), 2)
-	require.NoError(t, err, "it is in no bucket")
+	require.NoError(t, err, "the reservation is in no bucket")
 	require.Equal(t, Settlement{}, s)
 }
 
@@ -168,7 +168,7 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	} {
 		err := call()
 		var shut *openError
-		require.ErrorAs(t, err, &shut, "no call is made")
+		require.ErrorAs(t, err, &shut, "the client makes no call")
 		require.ErrorIs(t, err, ErrUnavailable)
 		require.Equal(t, ReasonConnection, ReasonOf(err))
 	}
@@ -178,7 +178,7 @@ func TestAReservationIsSettledOnceItsServerIsBack(t *testing.T) {
 	eventually(t, func() bool {
 		s, err = held.Settle(t.Context(), 10)
 		return err == nil
-	}, "it is back")
+	}, "the settlement succeeds")
 	require.Equal(t, Settlement{Settlement: policy.Settlement{Returned: 30}, Remaining: 90}, s)
 	require.EqualValues(t, 90, tokens(t, f.direct, "checkout"))
 }
@@ -197,7 +197,7 @@ func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()
 		return k.share.live == 1
-	}, "a heartbeat")
+	}, "a heartbeat counts the consumer")
 	f.proxy.Cut()
 	reserve := func(n int64) *Reservation {
 		r, err := c.Reserve(t.Context(), "local", n, time.Hour)
@@ -223,7 +223,7 @@ func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
 	require.NoError(t, f.proxy.Heal())
 	require.NoError(t, r.Cancel(t.Context()))
 	_, err = c.Settle(t.Context(), "local", r.ID, 3)
-	require.ErrorIs(t, err, ErrNotHeld, "the bucket knows nothing of it")
+	require.ErrorIs(t, err, ErrNotHeld, "the bucket does not know the reservation")
 	require.EqualValues(t, 8, tokens(t, f.direct, "local"))
 }
 
@@ -277,7 +277,7 @@ func TestAnAbandonedReservationWithoutAnIdIsCancelled(t *testing.T) {
 			require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
 			_, err := c.Reserve(t.Context(), "checkout", 40, time.Hour, append(tc.opts, WithTimeout(30*time.Millisecond))...)
 			require.ErrorIs(t, err, ErrUnavailable)
-			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "it is made")
+			eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 60 }, "the reservation is made")
 			require.NoError(t, f.proxy.Heal())
 			require.NoError(t, c.Close(t.Context())) // waits until the reservation is cancelled
 			require.EqualValues(t, tc.left, tokens(t, f.direct, "checkout"))
@@ -313,7 +313,7 @@ func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 		}
 		reserved <- r
 	}()
-	eventually(t, func() bool { return commandCalls(t, f.direct)["evalsha"] == before+2 }, "it asks for the instants")
+	eventually(t, func() bool { return commandCalls(t, f.direct)["evalsha"] == before+2 }, "the client reads the instants")
 	cancel()
 	r := <-reserved
 	require.NotNil(t, r)
@@ -322,7 +322,7 @@ func TestAReservationIsKeptThoughItsBucketsInstantsComeLate(t *testing.T) {
 	require.NoError(t, c.Close(t.Context())) // waits until the late answer is handled
 	s, err := newClient(t, f.direct, slow()).Settle(t.Context(), "daily", r.ID, 20)
 	require.NoError(t, err)
-	require.False(t, s.Again, "no other call has ended it")
+	require.False(t, s.Again, "no other call has ended the reservation")
 	require.EqualValues(t, 80, tokens(t, f.direct, "daily"))
 }
 
@@ -368,7 +368,7 @@ func TestReservationsOutOfRangeAreRefused(t *testing.T) {
 	require.ErrorIs(t, err, ErrInvalidID)
 	_, err = c.Settle(t.Context(), "llm", "nothing", 1)
 	require.ErrorIs(t, err, ErrNotHeld)
-	require.Zero(t, c.Stats().BreakerOpened, "these are answers")
+	require.Zero(t, c.Stats().BreakerOpened, "the server's refusals open no breaker")
 	require.NoError(t, c.Close(t.Context()))
 	_, err = c.Reserve(t.Context(), "llm", 1, time.Hour)
 	require.ErrorIs(t, err, ErrClosed)
@@ -410,7 +410,7 @@ func TestATakeAfterAReservationKnowsItsEra(t *testing.T) {
 	p.Initial = new(int64)
 	createBucket(t, rdb, "b", p)
 	require.NoError(t, c.Undo(t.Context(), "b", r))
-	require.Zero(t, tokens(t, rdb, "b"), "nothing of the old era goes to the new one")
+	require.Zero(t, tokens(t, rdb, "b"), "the new era gets no tokens of the old one")
 }
 
 func TestAnEndedReservationIsNotGrantedAgain(t *testing.T) {
@@ -419,7 +419,7 @@ func TestAnEndedReservationIsNotGrantedAgain(t *testing.T) {
 	c := newClient(t, rdb, slow(), WithRescue(false))
 	res, err := c.Reserve(t.Context(), "b", 6, 20*time.Millisecond, WithReservationID("job"))
 	require.NoError(t, err)
-	eventually(t, func() bool { return rdb.Time(t.Context()).Val().After(res.Until) }, "its time is over")
+	eventually(t, func() bool { return rdb.Time(t.Context()).Val().After(res.Until) }, "the reservation expires")
 	_, err = c.Reserve(t.Context(), "b", 6, time.Minute, WithReservationID("job"))
 	require.ErrorIs(t, err, ErrIDInUse)
 	other, err := c.Reserve(t.Context(), "b", 10, time.Minute)

@@ -53,7 +53,7 @@ func rest(t *testing.T, c *Client, key string, d time.Duration) {
 		ts.mu.Lock()
 		defer ts.mu.Unlock()
 		return ts.flight == nil
-	}, "the reading ends")
+	}, "the client has read the templates")
 	ts.start = ts.start.Add(-d)
 	c.buckets.update(key, func(i *info) { i.asOf = i.asOf.Add(-d) })
 }
@@ -113,10 +113,10 @@ func TestARestedConsumerKeepsABucketThatBecameATemplates(t *testing.T) {
 			require.True(t, ok)
 			eventually(t, func() bool {
 				return rdb.Exists(ctx, key).Val() == 0 || rdb.PTTL(ctx, key).Val() > time.Minute
-			}, "it expires, or lives on")
+			}, "the bucket has expired or has a longer lifetime")
 			r, err = other.Take(ctx, key, 60)
 			require.NoError(t, err)
-			require.False(t, r.OK, "the second capacity")
+			require.False(t, r.OK, "the bucket gives its capacity only once")
 		})
 	}
 }

@@ -38,8 +38,8 @@ func TestShadowModeAdmitsAndCountsWhatItWouldDeny(t *testing.T) {
 			denied += 5
 			require.Equal(t, denied, lua.Tickets(t.Context(), rdb, []string{"trial"})[0].Denied)
 		}
-		require.False(t, take(2).Shadow, "what there is, is taken")
-		require.True(t, take(11).Shadow, "more than it ever holds")
+		require.False(t, take(2).Shadow, "the bucket has enough tokens")
+		require.True(t, take(11).Shadow, "the take exceeds the bucket's capacity")
 		r, err := c.TakeUpTo(t.Context(), "trial", 4)
 		require.NoError(t, err)
 		require.True(t, r.OK)
@@ -89,7 +89,7 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 	require.NoError(t, err)
 	require.False(t, r.OK)
 	require.Equal(t, "real", r.Denied)
-	require.EqualValues(t, 1, tokens(t, rdb, "real"), "no bucket is charged")
+	require.EqualValues(t, 1, tokens(t, rdb, "real"), "the denied call charges no bucket")
 	r, err = c.TakeAll(t.Context(), []Request{{Key: "trial", N: 2}})
 	require.NoError(t, err)
 	require.True(t, r.OK)
@@ -110,7 +110,7 @@ func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
 				r, err := c.TakeAll(t.Context(), []Request{{Key: keys[0], N: 1}, {Key: keys[1], N: 1}}, WithRequestID("r1"))
 				require.NoError(t, err)
 				require.True(t, r.OK)
-				require.EqualValues(t, 4, tokens(t, rdb, "real"), "charged once")
+				require.EqualValues(t, 4, tokens(t, rdb, "real"), "the bucket is charged once")
 				return r
 			}
 			first := take()
@@ -122,7 +122,7 @@ func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
 				require.Equal(t, key == "trial", again.Results[i].Shadow)
 				require.EqualValues(t, 1, again.Results[i].Taken)
 			}
-			require.EqualValues(t, 2, tokens(t, rdb, "trial"), "the answer is that of the first call")
+			require.EqualValues(t, 2, tokens(t, rdb, "trial"), "both calls have the first call's answer")
 			enforced := p
 			enforced.Shadow = false
 			createUnder(t, rdb, "trial", enforced, 1)
@@ -149,7 +149,7 @@ func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 		k.share.mu.Lock()
 		defer k.share.mu.Unlock()
 		return k.share.live == 1
-	}, "a heartbeat")
+	}, "a heartbeat counts the consumer")
 	f.proxy.Cut()
 	for key := range modes {
 		for _, opts := range [][]CallOption{nil, {WithRequestID("r1")}} {

@@ -90,7 +90,7 @@ func TestTokensOfACallerThatLeftGoBackAfterTheSlotHasMoved(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // the take is made, and the slot still moves
 	require.NoError(t, move.MoveKeys())
 	require.NoError(t, move.Finish())
-	eventually(t, func() bool { return tokens(t, rdb, key) == 59 }, "they are back")
+	eventually(t, func() bool { return tokens(t, rdb, key) == 59 }, "the late take's tokens are back")
 	require.Zero(t, c.Stats().Lost)
 }
 

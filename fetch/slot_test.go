@@ -352,7 +352,7 @@ func TestACallWaitsForItsSlotAsLongAsItHasTime(t *testing.T) {
 		}
 		done, before := make(chan error, 1), refusals(t, cluster)
 		go func() { done <- cell.call(key) }()
-		eventually(t, func() bool { return refusals(t, cluster) > before+4 }, "the call is made again")
+		eventually(t, func() bool { return refusals(t, cluster) > before+4 }, "the client repeats the call")
 		require.NoError(t, move.MoveKeys())
 		require.NoError(t, move.Finish())
 		require.NoError(t, <-done, cell.name)
@@ -388,9 +388,9 @@ func TestACallWhoseSlotMovesForTooLongIsDegraded(t *testing.T) {
 		_, err := c.Take(cancelled, key, 1, WithRequestID("a"))
 		done <- err
 	}()
-	eventually(t, func() bool { return refusals(t, cluster) > before }, "the call is made")
+	eventually(t, func() bool { return refusals(t, cluster) > before }, "the server refuses the call")
 	cancel()
-	require.ErrorIs(t, <-done, context.Canceled, "no call waits for a degraded answer")
+	require.ErrorIs(t, <-done, context.Canceled, "the call does not wait for a degraded answer")
 	require.EqualValues(t, 59, tokens(t, rdb, key))
 }
 

@@ -23,12 +23,12 @@ import (
 func preferred(t *testing.T) bool {
 	const session = "/proc/self/autogroup"
 	if err := syscall.Setpriority(syscall.PRIO_PROCESS, 0, -19); err != nil {
-		t.Logf("processes run like others: %v", err)
+		t.Logf("processes have no higher priority: %v", err)
 		return false
 	}
 	if _, err := os.Stat(session); err == nil { // a priority of processes has no effect between sessions
 		if err := os.WriteFile(session, []byte("-19"), 0); err != nil {
-			t.Logf("processes run like others: %v", err)
+			t.Logf("processes have no higher priority: %v", err)
 			return false
 		}
 		t.Cleanup(func() { require.NoError(t, os.WriteFile(session, []byte("0"), 0)) })
@@ -147,7 +147,7 @@ func TestTheBreakerFollowsTheServer(t *testing.T) {
 					wg.Go(func() {
 						for c.Stats().BreakerOpened == 0 && time.Now().Before(end) {
 							if took, _ := take(bound); took > bound+10*time.Millisecond+noise {
-								t.Errorf("answered after %s", took)
+								t.Errorf("a take was answered only after %s", took)
 								return
 							}
 						}

@@ -420,7 +420,7 @@ func TestEveryTakeLeavesTheConfiguredRemainder(t *testing.T) {
 			c := newClient(t, rdb, slow())
 			ok, retry := call(c, 20)
 			require.False(t, ok, "%s, %s", name, method)
-			require.InDelta(t, 10*time.Hour, retry, float64(time.Hour), "%s, %s: until 50 are there", name, method)
+			require.InDelta(t, 10*time.Hour, retry, float64(time.Hour), "%s, %s: time until 50 tokens", name, method)
 			ok, _ = call(newClient(t, rdb, slow()), 10)
 			require.True(t, ok, "%s, %s", name, method)
 			require.EqualValues(t, 30, tokens(t, rdb, "checkout"))

@@ -31,7 +31,7 @@ func follows(t *testing.T, c *Client, version int64) {
 	eventually(t, func() bool {
 		_, _ = c.Peek(t.Context(), "user:other")
 		return c.templates.set.Load().Version() == version
-	}, "the version is known")
+	}, "the client knows the version")
 }
 
 // A batch has takes that were made before and after the Client knew a template. Each of them gets the right answer.
@@ -72,7 +72,7 @@ func TestATakeBeforeTheTemplateIsKnownActivatesTheBucket(t *testing.T) {
 			r, err := late.Take(ctx, "user:1", 50, opts...)
 			require.NoError(t, err)
 			require.True(t, r.OK)
-			eventually(t, func() bool { return rdb.SIsMember(ctx, set, "user:1").Val() }, "it is in the active set")
+			eventually(t, func() bool { return rdb.SIsMember(ctx, set, "user:1").Val() }, "the bucket is in the active set")
 		})
 	}
 }
@@ -101,7 +101,7 @@ func TestUndoReturnsNothingToABucketThatIsEnforcedInAnotherWay(t *testing.T) {
 			require.NoError(t, c.Undo(ctx, "user:1", later))
 			r, err = c.Peek(ctx, "user:1")
 			require.NoError(t, err)
-			require.EqualValues(t, 60, r.Remaining, "what it gave itself")
+			require.EqualValues(t, 60, r.Remaining, "Undo returns tokens to the bucket that gave them")
 		})
 	}
 }

@@ -33,7 +33,7 @@ func TestEveryKeyOfALazyTemplateIsABucket(t *testing.T) {
 	r, err := c.Peek(ctx, "user:1")
 	require.NoError(t, err)
 	require.Equal(t, fetch.Result{OK: true, Remaining: 60, Limit: 60}, r)
-	require.Zero(t, rdb.DBSize(ctx).Val(), "a full bucket is no key")
+	require.Zero(t, rdb.DBSize(ctx).Val(), "a full bucket has no key")
 
 	r, err = c.Take(ctx, "user:1", 50)
 	require.NoError(t, err)

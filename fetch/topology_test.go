@@ -124,7 +124,7 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 			for ctx.Err() == nil {
 				_, err := c.Take(t.Context(), frozen[i], 1)
 				if err == nil {
-					t.Error("a take of a frozen master's bucket is answered")
+					t.Error("a take was answered although its master is frozen")
 					return
 				}
 				time.Sleep(time.Millisecond) // an open breaker refuses at once
@@ -141,7 +141,7 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Zero(t, failed.Load(), "of %d takes", taken.Load())
+	require.Zero(t, failed.Load(), "some of %d takes failed", taken.Load())
 	require.EqualValues(t, 1, c.Stats().BreakerOpened)
 }
 
@@ -210,7 +210,7 @@ func TestServersThatLeftAreForgotten(t *testing.T) {
 			_, err := c.Take(t.Context(), "mail", 1)
 			require.NoError(t, err)
 		}
-		eventually(t, func() bool { return nodes() <= before+1 }, name+": all but the last are forgotten")
+		eventually(t, func() bool { return nodes() <= before+1 }, name+": all nodes except the last are forgotten")
 	}
 }
 
@@ -219,7 +219,7 @@ func TestServersThatLeftAreForgotten(t *testing.T) {
 func TestForgottenConnectionsAreGivenUpSoon(t *testing.T) {
 	t.Parallel()
 	for _, pause := range []time.Duration{time.Second, time.Millisecond} {
-		t.Run(fmt.Sprint("a take each ", pause), func(t *testing.T) {
+		t.Run(fmt.Sprint("a take every ", pause), func(t *testing.T) {
 			t.Parallel()
 			f := newFaulty(t, nil)
 			createBucket(t, f.direct, "mail", hourly(policy.MaxTokens))

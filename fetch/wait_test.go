@@ -193,11 +193,11 @@ func TestAThousandWaitersCostOneCallPerRefill(t *testing.T) {
 			})
 			synctest.Wait()
 		}
-		require.Less(t, int64(used()-before)/waiters, int64(32<<10), "bytes for each, its stack included")
+		require.Less(t, int64(used()-before)/waiters, int64(32<<10), "bytes for each waiter, including its stack")
 		wg.Wait()
-		require.Equal(t, time.Second, time.Since(began), "ten refills")
+		require.Equal(t, time.Second, time.Since(began), "ten refills serve all waiters")
 		require.LessOrEqual(t, f.called("take", "takes"), 2*10+1)
-		require.IsNonDecreasing(t, order, "those who came first were served first")
+		require.IsNonDecreasing(t, order, "waiters are served in the order in which they came")
 		require.False(t, c.buckets.find("checkout").waited())
 		require.NoError(t, c.Close(t.Context()))
 	})
@@ -232,7 +232,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 		wait(t.Context(), 2)
 		require.Equal(t, service{10, 10 * time.Second}, <-served)
 		time.Sleep(5 * time.Second)
-		require.Empty(t, served, "the next one wants 50")
+		require.Empty(t, served, "the next waiter needs 50 tokens")
 		cancel() // its place goes to the next waiter
 		synctest.Wait()
 		require.ElementsMatch(t, []service{{1, 15 * time.Second}, {2, 15 * time.Second}}, []service{<-served, <-served})
@@ -258,7 +258,7 @@ func TestAWaiterWhoseTokensComeTooLateIsRefusedAtOnce(t *testing.T) {
 		synctest.Wait()
 		ctx, cancel := context.WithTimeout(t.Context(), 10500*time.Millisecond)
 		defer cancel()
-		require.ErrorIs(t, errOf(c.Wait(ctx, "checkout", 10)), ErrDeadline, "due in 11 s")
+		require.ErrorIs(t, errOf(c.Wait(ctx, "checkout", 10)), ErrDeadline, "the tokens are due in 11 s")
 		require.Equal(t, 1, asked)
 		var last error
 		wg.Go(func() { last = errOf(c.Wait(ctx, "checkout", 5)) }) // due in 10.5 s, so it waits in line
@@ -298,7 +298,7 @@ func TestADenialIsRememberedUntilItsTokensAreDueOrASecond(t *testing.T) {
 			require.EqualValues(t, 9, r.Limit)
 			require.Equal(t, 200*time.Millisecond, r.RetryAfter)
 			require.Equal(t, 1, asked)
-			require.Equal(t, Source{}, take(4).Source, "fewer tokens may be there")
+			require.Equal(t, Source{}, take(4).Source, "the bucket may have fewer tokens")
 			require.Equal(t, 2, asked)
 			time.Sleep(300 * time.Millisecond)
 			due = time.Hour
@@ -327,10 +327,10 @@ func TestARememberedDenialDoesNotDenyTakesThatLeaveLess(t *testing.T) {
 		require.True(t, take(8, batch).OK)
 		r := take(1, batch)
 		require.False(t, r.OK)
-		require.Equal(t, time.Hour, r.RetryAfter, "until three are there")
+		require.Equal(t, time.Hour, r.RetryAfter, "the time until the bucket has three tokens")
 		require.Equal(t, SourceCached, take(1, WithLeave(2)).Source.Kind)
-		require.True(t, take(1).OK, "interactive work finds what was left")
-		require.Equal(t, Source{}, take(1, WithLeave(1)).Source, "of less to leave nothing is known")
+		require.True(t, take(1).OK, "interactive work gets the tokens that batch work left")
+		require.Equal(t, Source{}, take(1, WithLeave(1)).Source, "no denial is known for a smaller part to leave")
 		require.True(t, take(1).OK)
 		_, err := c.Take(t.Context(), "checkout", 9, batch)
 		require.ErrorIs(t, err, ErrExceedsCapacity)
@@ -501,7 +501,7 @@ func TestAnUrgentWaiterIsServedBeforeOneThatLeavesMore(t *testing.T) {
 		require.NoError(t, errOf(c.Wait(t.Context(), "checkout", 1)))
 		require.Less(t, time.Since(began), time.Second)
 		require.NoError(t, <-patient)
-		require.Greater(t, time.Since(began), 5*time.Second, "it leaves 50 tokens, at 10 a second")
+		require.Greater(t, time.Since(began), 5*time.Second, "the waiter leaves 50 tokens, at 10 a second")
 	})
 }
 
@@ -539,7 +539,7 @@ func TestLinesThatLeaveTheSameDoNotHoldEachOther(t *testing.T) {
 				}
 			}()
 		}
-		require.LessOrEqual(t, <-served, 3500*time.Millisecond, "10 of 30 tokens at 10 a second")
+		require.LessOrEqual(t, <-served, 3500*time.Millisecond, "the first waiter needs 30 tokens at 10 a second")
 		require.LessOrEqual(t, <-served, 4500*time.Millisecond)
 	})
 }
@@ -557,7 +557,7 @@ func TestALineBehindAnotherIsServedAfterIt(t *testing.T) {
 		second := make(chan error, 1)
 		go func() { second <- errOf(c.Wait(t.Context(), "checkout", 5, WithLeave(20))) }()
 		synctest.Wait()
-		require.Empty(t, second, "30 tokens are there, and 90 wanted before")
+		require.Empty(t, second, "an earlier waiter needs 90 tokens, and there are 30")
 		cancel()
 		require.ErrorIs(t, <-first, context.Canceled)
 		began := time.Now()
@@ -580,14 +580,14 @@ func TestAReturnWakesThoseWhoWait(t *testing.T) {
 			go func() { done <- errOf(c.Wait(ctx, "b", 1)) }()
 			eventually(t, func() bool {
 				return lineIs(c, "b", func(l *line) bool { return !l.denied.IsZero() })
-			}, "denied")
+			}, "the line is denied")
 			began := time.Now()
 			require.NoError(t, c.Undo(t.Context(), "b", got))
 			minute, stop := context.WithTimeout(t.Context(), time.Minute)
 			defer stop()
 			require.NoError(t, errOf(c.Wait(minute, "b", 1)), "the bucket has 5 tokens")
 			require.NoError(t, <-done)
-			require.Less(t, time.Since(began), time.Second, "not at the next question, nor when the next token is due")
+			require.Less(t, time.Since(began), time.Second, "the return wakes the waiters")
 		})
 	}
 }
@@ -603,7 +603,7 @@ func TestCloseReturnsAfterALineWasServedWithoutACaller(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- errOf(c.Wait(ctx, "checkout", 1)) }()
-	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "it is taken")
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 99 }, "the token is taken")
 	cancel()
 	require.ErrorIs(t, <-done, context.Canceled)
 	closed := make(chan error, 1)
@@ -647,7 +647,7 @@ func TestAWaiterIsNotHeldByOthersTimeout(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	wg.Go(func() { _, _ = c.Wait(ctx, "checkout", 1, WithTimeout(patience)) })
-	eventually(t, func() bool { return c.buckets.find("checkout").waited() }, "in line")
+	eventually(t, func() bool { return c.buckets.find("checkout").waited() }, "the caller waits in the line")
 	began := time.Now()
 	_, err := c.Wait(t.Context(), "checkout", 1, WithTimeout(50*time.Millisecond))
 	require.ErrorIs(t, err, ErrUnavailable)

@@ -142,7 +142,7 @@ func TestResetFindsNamesWithSlashes(t *testing.T) {
 	}
 	n, err := limit.Reset(t.Context(), rdb, "user:")
 	require.NoError(t, err)
-	require.EqualValues(t, 7, n, "many has two")
+	require.EqualValues(t, 7, n, "the limiter many has two keys")
 	require.Zero(t, rdb.DBSize(t.Context()).Val())
 }
 

@@ -40,7 +40,7 @@ func TestADeniedRequestChargesNoLimitAndNamesWhoSaidNo(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, d.OK)
 	require.Empty(t, d.DeniedBy)
-	require.EqualValues(t, 2, d.Remaining, "the strictest")
+	require.EqualValues(t, 2, d.Remaining, "the strictest limit has two tokens left")
 	require.EqualValues(t, 8, d.Limits[2].Taken)
 
 	before := []string{rdb.Dump(ctx, "{K}:lazy:burst").Val(), rdb.Dump(ctx, "{K}:win:daily").Val(),
@@ -53,7 +53,7 @@ func TestADeniedRequestChargesNoLimitAndNamesWhoSaidNo(t *testing.T) {
 	d, err = m.Decide(ctx, 8, "K")
 	require.NoError(t, err)
 	require.Equal(t, []string{"burst", "daily"}, d.DeniedBy)
-	require.InDelta(t, 24*time.Hour, d.RetryAfter, float64(time.Minute), "the longest wait")
+	require.InDelta(t, 24*time.Hour, d.RetryAfter, float64(time.Minute), "RetryAfter is the longest wait")
 	require.True(t, d.Limits[2].OK)
 	require.Zero(t, d.Limits[2].Taken)
 	require.EqualValues(t, 92, d.Limits[2].Remaining)
@@ -138,7 +138,7 @@ func TestBadLimitsAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, lazy.ErrConfig)
 		_, err = limit.Reset(t.Context(), none, "user:")
 		require.ErrorIs(t, err, limit.ErrConfig)
-		require.ErrorContains(t, err, "key by key", "of limiters in the process")
+		require.ErrorContains(t, err, "key by key", "the error describes how to reset limiters in the process")
 	}
 }
 
@@ -203,7 +203,7 @@ func TestResetDropsALimitersKeysUnderAPrefix(t *testing.T) {
 			for _, key := range []string{"user:y", "other"} {
 				d, err := m.Peek(ctx, key)
 				require.NoError(t, err)
-				require.EqualValues(t, 9, d.Remaining, "other keys stay")
+				require.EqualValues(t, 9, d.Remaining, "other keys keep their counts")
 			}
 			for _, k := range bucket {
 				require.EqualValues(t, 1, rdb.Exists(ctx, k).Val(), "a refilled bucket stays")

@@ -32,7 +32,7 @@ func TestATakeFromManyWaitsForItsPlace(t *testing.T) {
 			r, err := m.Take(t.Context(), "K", 1)
 			require.NoError(t, err)
 			require.True(t, r.OK)
-			require.Equal(t, left, r.Remaining, "the strictest is the queue")
+			require.Equal(t, left, r.Remaining, "the queue is the strictest limit")
 			require.Equal(t, time.Duration(i)*time.Hour, time.Since(began))
 		}
 		_, err = m.Take(t.Context(), "K", 1)
@@ -64,14 +64,14 @@ func TestADecisionReturnsTheWaitOfItsPlace(t *testing.T) {
 		d, err = m.Decide(ctx, 1, "K")
 		require.NoError(t, err)
 		require.Equal(t, []string{"spaced"}, d.DeniedBy, name)
-		require.Zero(t, d.Wait, "who is denied has no place")
-		require.EqualValues(t, 8, d.Limits[0].Remaining, "the bucket isn't charged")
+		require.Zero(t, d.Wait, "a denied take has no place in the queue")
+		require.EqualValues(t, 8, d.Limits[0].Remaining, "a denied take doesn't charge the bucket")
 
 		require.NoError(t, m.Return(ctx, "K", 2))
 		p, err := m.Peek(ctx, "K")
 		require.NoError(t, err)
 		require.EqualValues(t, 10, p.Limits[0].Remaining, name)
-		require.EqualValues(t, 0, p.Limits[1].Remaining, "a place doesn't come back")
+		require.EqualValues(t, 0, p.Limits[1].Remaining, "a place in the queue isn't returned")
 		require.Zero(t, p.Wait)
 	}
 }
@@ -142,7 +142,7 @@ func TestManyLocalRefusesBadInput(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	p, err := m.Peek(t.Context(), "a")
 	require.NoError(t, err)
-	require.EqualValues(t, 10, p.Remaining, "nothing was taken")
+	require.EqualValues(t, 10, p.Remaining, "no token was taken")
 }
 
 // The test is for a refilled bucket and for Many. The packages of the other limiters have the same test.
@@ -159,7 +159,7 @@ func TestTenThousandTakesOnAThousandAdmitAThousand(t *testing.T) {
 		limittest.AdmitExactly(t, func(ctx context.Context) (fetch.Result, error) { return m.Take(ctx, "K", 1) })
 		p, err := m.Peek(t.Context(), "K")
 		require.NoError(t, err)
-		require.EqualValues(t, 4000, p.Limits[1].Remaining, "%s: denied takes charged nothing", name)
+		require.EqualValues(t, 4000, p.Limits[1].Remaining, "%s: denied takes charged no limit", name)
 
 		terms := policy.Policy{Capacity: 1000, Rate: policy.Rate{Tokens: 1, Per: 24 * time.Hour}}.Terms(policy.Fence{})
 		_, err = lua.Refill(t.Context(), rdb, "bucket", policy.Call{Create: policy.CreateInitial, Terms: &terms})
@@ -184,7 +184,7 @@ func TestALostReplyChargesOnce(t *testing.T) {
 			func(ctx context.Context) int64 {
 				d, err := m.Peek(ctx, "K")
 				require.NoError(t, err)
-				require.EqualValues(t, 5, d.Limits[1].Remaining-d.Remaining, "each limit alike")
+				require.EqualValues(t, 5, d.Limits[1].Remaining-d.Remaining, "both limits were charged alike")
 				require.EqualValues(t, 90, d.Limits[2].Remaining-d.Remaining)
 				return d.Remaining
 			}

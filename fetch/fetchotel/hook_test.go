@@ -59,7 +59,7 @@ func TestEachCallHasASpanBelowItsCallers(t *testing.T) {
 	require.NoError(t, c.Close(t.Context()))
 
 	ended := spans.Ended()
-	require.Len(t, ended, 8, "two hooks, four calls")
+	require.Len(t, ended, 8, "two hooks record four calls")
 	want := []map[attribute.Key]any{
 		{"refiller.op": "take", "refiller.tokens": int64(3), "refiller.outcome": "taken", "refiller.source": "shared",
 			"refiller.taken": int64(3)},
@@ -79,7 +79,7 @@ func TestEachCallHasASpanBelowItsCallers(t *testing.T) {
 		status := codes.Unset
 		if i == 2 {
 			status = codes.Error
-			require.Equal(t, "unknown_bucket", inner.Status().Description, "and nothing of the key")
+			require.Equal(t, "unknown_bucket", inner.Status().Description, "the status does not contain the key")
 			require.Empty(t, inner.Events())
 		}
 		require.Equal(t, status, inner.Status().Code, "a denial is no error")

@@ -83,7 +83,7 @@ func ofOpenTelemetry(t *testing.T, reader metric.Reader) map[string]string {
 					all[name+"_seconds"+labels(p.Attributes)] = value + " " + m.Description
 				}
 			default:
-				require.Fail(t, "of another kind", "%s: %T", m.Name, d)
+				require.Fail(t, "unknown kind of metric", "%s: %T", m.Name, d)
 			}
 		}
 	}

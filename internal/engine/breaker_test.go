@@ -28,7 +28,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 			require.False(t, b.record(at(time.Duration(i)*ms), err))
 		}
 	})
-	t.Run("many at one moment", func(t *testing.T) {
+	t.Run("many failures at one moment", func(t *testing.T) {
 		b := newBreaker()
 		b.record(began, nil)
 		for range 100 {
@@ -43,22 +43,22 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		for i := range fewestCalls - 1 {
 			require.False(t, b.record(at(time.Duration(i)*100*ms), errBroken))
 		}
-		require.True(t, b.record(at(900*ms), errBroken), "ten")
+		require.True(t, b.record(at(900*ms), errBroken), "ten calls failed")
 		require.ErrorIs(t, b.Open(), errBroken)
-		require.False(t, b.record(at(time.Second), errBroken), "it opens once")
+		require.False(t, b.record(at(time.Second), errBroken), "the breaker opens only once")
 	})
 	t.Run("a failure now and then", func(t *testing.T) {
 		b := newBreaker()
 		for i := range 1000 {
 			d := time.Duration(i) * 3 * time.Second
-			require.False(t, b.record(at(d), errBroken), "others are forgotten")
+			require.False(t, b.record(at(d), errBroken), "earlier failures are forgotten")
 			require.False(t, b.record(at(d+time.Second), nil))
 		}
 	})
 	t.Run("failures with hours between them", func(t *testing.T) {
 		b := newBreaker()
 		for i := range 100 {
-			require.False(t, b.record(at(time.Duration(i)*time.Hour), errBroken), "connections that were cut meanwhile")
+			require.False(t, b.record(at(time.Duration(i)*time.Hour), errBroken), "idle connections may have been cut meanwhile")
 		}
 	})
 	t.Run("silence that turns out to be slowness", func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 		b.recordEnd(at(shortest+2*ms), slow, nil)
 		require.True(t, b.record(at(3*shortest), errBroken), "six of eleven failed")
 	})
-	t.Run("nine of ten, each tenth call being answered", func(t *testing.T) {
+	t.Run("each tenth call is answered", func(t *testing.T) {
 		b := newBreaker()
 		opened := 0
 		for i := range 10 * fewestCalls {
@@ -97,12 +97,12 @@ func TestABreakerOpensOnTheShareOfFailures(t *testing.T) {
 			}
 			if b.record(at(time.Duration(i)*shortest/(fewestCalls-1)), err) {
 				opened++
-				require.Error(t, err, "an answer opens nothing")
+				require.Error(t, err, "an answer does not open the breaker")
 			}
 		}
 		require.Equal(t, 1, opened)
 	})
-	t.Run("two at one moment, a while after an answer", func(t *testing.T) {
+	t.Run("two failures at one moment, a while after an answer", func(t *testing.T) {
 		b := newBreaker()
 		for i := range fewestCalls {
 			b.record(at(time.Duration(i)*100*ms), nil)
@@ -180,7 +180,7 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 			bubble(t, trip, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 				fake = s
 				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
-				require.Zero(t, opened.Load(), "it answers")
+				require.Zero(t, opened.Load(), "the server answers")
 				s.set(func(s *server) { s.silent = true })
 				askUntil(q, 20, 50*ms, time.Now().Add(within), ms)
 				require.Equal(t, ErrSilent, b.Open())
@@ -191,7 +191,7 @@ func TestABreakerOpensOnSilenceAndClosesWhenTheServerIsBack(t *testing.T) {
 					require.Less(t, time.Since(began), within)
 				}
 				askUntil(q, 20, 0, time.Now().Add(10*time.Second), ms)
-				require.NoError(t, b.Open(), "it stays closed")
+				require.NoError(t, b.Open(), "the breaker stays closed")
 			})
 		})
 	}
@@ -208,7 +208,7 @@ func TestTheBreakerIsPatientBeforeTheFirstAnswer(t *testing.T) {
 		for range 100 {
 			wg.Go(func() {
 				if _, err := ask(context.Background(), q, 1, 100*ms); err == nil {
-					t.Error("answered within 100 ms")
+					t.Error("a call was answered within 100 ms")
 				}
 			})
 			time.Sleep(10 * ms)
@@ -286,12 +286,12 @@ func TestErrorsThatAreNoEvidenceAboutTheServer(t *testing.T) {
 		bubble(t, ms, 64, b, func(t *testing.T, s *server, q *Queue[int]) {
 			fake = s
 			_, err := ask(context.Background(), q, 1, 0)
-			require.NoError(t, err, "its distance is known")
+			require.NoError(t, err, "the first call measures the distance")
 			s.set(func(s *server) { s.dial, s.silent = time.Hour, true })
 			askUntil(q, 20, 50*ms, time.Now().Add(800*ms), ms)
 			require.NoError(t, b.Open())
 			askUntil(q, 20, 50*ms, time.Now().Add(time.Second), ms)
-			require.Equal(t, ErrSilent, b.Open(), "no server takes as long to accept a connection")
+			require.Equal(t, ErrSilent, b.Open(), "no server needs so long to accept a connection")
 			s.set(func(s *server) { s.dial, s.silent = 500*ms, false })
 			for b.Open() != nil {
 				time.Sleep(ms)
@@ -302,7 +302,7 @@ func TestErrorsThatAreNoEvidenceAboutTheServer(t *testing.T) {
 				time.Sleep(10 * ms)
 			}
 			wg.Wait()
-			require.EqualValues(t, 1, opened.Load(), "the probe was answered since")
+			require.EqualValues(t, 1, opened.Load(), "the breaker does not open again after the probe's answer")
 		})
 	})
 	t.Run("an overloaded server, which answers one call after the other", func(t *testing.T) {
@@ -368,7 +368,7 @@ func TestAnOpenBreakerIsProbedAFewTimesASecond(t *testing.T) {
 		s.set(func(s *server) { s.err = errBroken })
 		askUntil(q, 4, 50*ms, time.Now().Add(time.Second), ms)
 		require.Error(t, b.Open())
-		require.NoError(t, q.Close(t.Context()), "its probes end with the queue")
+		require.NoError(t, q.Close(t.Context()), "the probes end when the queue closes")
 	})
 }
 

@@ -17,10 +17,10 @@ func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
 		answered     bool
 		took         time.Duration
 	}{
-		"not for a caller that sets its time": {100 * ms, 0, false, 50*ms + graceRead},
-		"the whole time follows":              {100 * ms, time.Second, true, 140 * ms},
-		"shorter than its time":               {45 * ms, time.Second, true, 85 * ms},
-		"up to a bound":                       {time.Hour, 300 * ms, false, 300*ms + graceRead},
+		"a caller that sets its own timeout":      {100 * ms, 0, false, 50*ms + graceRead},
+		"the whole timeout begins after the dial": {100 * ms, time.Second, true, 140 * ms},
+		"a dial shorter than the timeout":         {45 * ms, time.Second, true, 85 * ms},
+		"a dial longer than the bound":            {time.Hour, 300 * ms, false, 300*ms + graceRead},
 	} {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 40*ms, 8, nil, func(t *testing.T, _ *server, q *Queue[int]) {

@@ -28,7 +28,7 @@ func TestQueueSendsWhatWaitsInOneCallInOrder(t *testing.T) {
 		}
 		wg.Wait()
 		require.Equal(t, [][]int{{1}, {2, 3, 4, 5, 6}}, s.sent)
-		require.Equal(t, []time.Duration{0, 500 * time.Microsecond}, s.at, "the second call departs when the first is back")
+		require.Equal(t, []time.Duration{0, 500 * time.Microsecond}, s.at, "the second call starts when the first returns")
 	})
 }
 
@@ -97,7 +97,7 @@ func TestASilentServerIsAskedLessAndLess(t *testing.T) {
 			time.Sleep(ms)
 		}
 		wg.Wait()
-		require.Less(t, s.most, 40, "calls under way after a quarter of a second")
+		require.Less(t, s.most, 40, "few calls are under way after a quarter of a second")
 	})
 }
 
@@ -131,7 +131,7 @@ func TestCallersWaitNoLongerThanTheirTime(t *testing.T) {
 				ctx, cancel := context.WithTimeout(context.Background(), timeout)
 				defer cancel()
 				took, err := ask(ctx, q, 1, time.Hour)
-				require.Equal(t, context.DeadlineExceeded, err, "the caller's own")
+				require.Equal(t, context.DeadlineExceeded, err, "the error is the caller's own")
 				require.Equal(t, timeout+graceRead, took)
 			})
 			wg.Go(func() {
@@ -353,7 +353,7 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 						took, err := ask(ctx, q, body, timeout)
 						cancel()
 						if took > min(timeout+graceRead, cancelled) {
-							t.Errorf("it took %s: timeout %s, cancelled after %s", took, timeout, cancelled)
+							t.Errorf("the call took %s: timeout %s, cancelled after %s", took, timeout, cancelled)
 						}
 						mu.Lock()
 						answered[body] = err == nil
@@ -379,7 +379,7 @@ func TestEveryRequestHasOneEnd(t *testing.T) {
 				unclaimed[body] = true
 			}
 			for body, ok := range answered {
-				require.LessOrEqual(t, times[body], 1, "sent once")
+				require.LessOrEqual(t, times[body], 1, "no request is sent twice")
 				if ok {
 					require.Equal(t, 1, times[body])
 				}

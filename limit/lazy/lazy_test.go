@@ -64,21 +64,21 @@ func TestABucketIsCreditedWhenItIsAsked(t *testing.T) {
 	require.NoError(t, l.Return(t.Context(), "K", policy.MaxTokens))
 	r, err := l.Peek(t.Context(), "K")
 	require.NoError(t, err)
-	require.Equal(t, fetch.Result{OK: true, Remaining: 60, Limit: 60}, r, "never more than the capacity")
+	require.Equal(t, fetch.Result{OK: true, Remaining: 60, Limit: 60}, r, "a return adds no more than the capacity")
 }
 
 func TestATakeReturnsWhenTheNextTokenIsDue(t *testing.T) {
 	t.Parallel()
 	for _, per := range []int64{1, 7, 60, 997} {
 		l, clock := local(t, lazy.Config{Capacity: 3, Rate: policy.Rate{Tokens: per, Per: time.Minute}})
-		require.Zero(t, l.Next(take(t, l, 2)), "one is left")
+		require.Zero(t, l.Next(take(t, l, 2)), "one token is left")
 		for range 5 {
 			r := take(t, l, 1)
 			require.True(t, r.OK)
 			next := l.Next(r)
 			clock.Add(next - 2*time.Microsecond)
 			denied := take(t, l, 1)
-			require.False(t, denied.OK, "%d a minute", per)
+			require.False(t, denied.OK, "%d tokens a minute", per)
 			require.LessOrEqual(t, denied.RetryAfter, l.Next(denied))
 			clock.Add(2 * time.Microsecond)
 		}
@@ -109,7 +109,7 @@ func TestFractionsOfATokenAreKept(t *testing.T) {
 				taken++
 			}
 		}
-		require.Equal(t, 70, taken, "10 minutes, asked every %s", step)
+		require.Equal(t, 70, taken, "10 minutes with a take every %s", step)
 	}
 }
 
@@ -133,7 +133,7 @@ func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 				events = append(events, event{clock.Now().UnixMicro(), n})
 			} else if rng.IntN(3) == 0 {
 				clock.Add(r.RetryAfter - time.Microsecond)
-				require.False(t, take(t, l, n).OK, "%+v: a microsecond too early", cfg)
+				require.False(t, take(t, l, n).OK, "%+v: the take comes a microsecond too early", cfg)
 				clock.Add(time.Microsecond)
 				require.True(t, take(t, l, n).OK, "%+v: after RetryAfter", cfg)
 				events = append(events, event{clock.Now().UnixMicro(), n})
@@ -239,14 +239,14 @@ func TestAnIdleKeyExpiresWhenItsBucketIsFull(t *testing.T) {
 	r, err := l.Take(ctx, "K", 10)
 	require.NoError(t, err)
 	require.Equal(t, time.Hour, r.ResetAfter)
-	require.Equal(t, []string{"{K}:lazy"}, rdb.Keys(ctx, "*").Val(), "one key")
+	require.Equal(t, []string{"{K}:lazy"}, rdb.Keys(ctx, "*").Val(), "the bucket has one key")
 	require.LessOrEqual(t, rdb.PTTL(ctx, "{K}:lazy").Val(), time.Hour+time.Millisecond)
 	require.NoError(t, l.Return(ctx, "K", 10))
-	require.Zero(t, rdb.DBSize(ctx).Val(), "a full bucket is no key")
+	require.Zero(t, rdb.DBSize(ctx).Val(), "a full bucket has no key")
 	r, err = l.Peek(ctx, "K")
 	require.NoError(t, err)
 	require.True(t, r.OK)
-	require.Zero(t, rdb.DBSize(ctx).Val(), "a peek makes none")
+	require.Zero(t, rdb.DBSize(ctx).Val(), "a peek creates no key")
 
 	l, err = lazy.New(rdb, lazy.Config{Capacity: 10, Rate: policy.Rate{Tokens: 10, Per: time.Second}})
 	require.NoError(t, err)

@@ -187,8 +187,8 @@ func TestScriptAndMemoryAgreeWithCountingByHand(t *testing.T) {
 		require.Len(t, a, len(held))
 	}
 	require.Greater(t, denied, 500)
-	require.Greater(t, changes, 10, "histories over a change of the clock")
-	require.Equal(t, denied, sure, "Next fits")
+	require.Greater(t, changes, 10, "histories cross changes of the clock")
+	require.Equal(t, denied, sure, "every Next fits")
 }
 
 // The same holds for reservations of the present instant. The test makes several at once, among reservations of later

@@ -59,20 +59,20 @@ func TestOnePerMinuteFivePerHourTenPerDay(t *testing.T) {
 		require.Equal(t, []string{"minute"}, r.DeniedBy)
 		require.Equal(t, noon.Add(time.Minute), r.Next)
 		require.Equal(t, 30*time.Second, r.RetryAfter)
-		require.False(t, reserve(t, l, "b", noon.Add(-59*time.Second)).OK, "the neighbour to come counts as well")
+		require.False(t, reserve(t, l, "b", noon.Add(-59*time.Second)).OK, "a later reservation counts as well")
 		require.True(t, reserve(t, l, "b", r.Next).OK)
 		for i := 2; i < 5; i++ {
 			require.True(t, reserve(t, l, fmt.Sprint("hour", i), noon.Add(time.Duration(i)*time.Minute)).OK)
 		}
 		r = reserve(t, l, "c", noon.Add(59*time.Minute+59*time.Second))
-		require.Equal(t, []string{"hour"}, r.DeniedBy, "five in an hour, not six")
+		require.Equal(t, []string{"hour"}, r.DeniedBy, "five reservations fit in an hour, not six")
 		require.Equal(t, noon.Add(time.Hour), r.Next)
 		for i := range 5 {
 			require.True(t, reserve(t, l, fmt.Sprint("later", i), noon.Add(2*time.Hour+time.Duration(i)*time.Minute)).OK)
 		}
 		r = reserve(t, l, "d", noon.Add(8*time.Hour))
 		require.Equal(t, []string{"day"}, r.DeniedBy)
-		require.Equal(t, noon.Add(24*time.Hour), r.Next, "when the first of the ten leaves")
+		require.Equal(t, noon.Add(24*time.Hour), r.Next, "the first of ten reservations leaves the window at Next")
 		require.Equal(t, fetch.Result{Limit: 1, RetryAfter: 16 * time.Hour}, r.Result)
 	})
 }
@@ -104,14 +104,14 @@ func TestASlidingWindowIgnoresChangesToAndFromSummerTime(t *testing.T) {
 
 		first := fall.Add(90 * time.Minute)
 		second := first.Add(time.Hour)
-		require.Equal(t, first.Format("15:04"), second.Format("15:04"), "the same on the wall")
+		require.Equal(t, first.Format("15:04"), second.Format("15:04"), "both instants have the same local time")
 		require.True(t, reserve(t, l, "fall 1", first).OK)
 		require.True(t, reserve(t, l, "fall 2", second).OK)
 
 		before, after := spring.Add(119*time.Minute+40*time.Second), spring.Add(2*time.Hour+10*time.Second)
-		require.Equal(t, "01:59 03:00", before.Format("15:04")+" "+after.Format("15:04"), "an hour on the wall")
+		require.Equal(t, "01:59 03:00", before.Format("15:04")+" "+after.Format("15:04"), "the local times differ by an hour")
 		require.True(t, reserve(t, l, "spring 1", before).OK)
-		require.Equal(t, []string{"minute"}, reserve(t, l, "spring 2", after).DeniedBy, "30 seconds")
+		require.Equal(t, []string{"minute"}, reserve(t, l, "spring 2", after).DeniedBy, "30 seconds lie between the instants")
 	})
 }
 
@@ -152,7 +152,7 @@ func TestReservationsAreIdempotentCancellableAndListed(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, there, ok)
 		}
-		require.True(t, reserve(t, l, "c", noon).OK, "there is room again")
+		require.True(t, reserve(t, l, "c", noon).OK, "the cancelled reservation leaves room")
 		entries, err = l.List(ctx, "K", time.Now(), noon.Add(48*time.Hour), 1)
 		require.NoError(t, err)
 		require.Len(t, entries, 1)
@@ -185,7 +185,7 @@ func TestAnInstantThatHasPassedCountsAndStays(t *testing.T) {
 			require.NoError(t, err)
 			require.False(t, ok)
 			require.False(t, reserve(t, l, "b", at.Add(59*time.Minute)).OK)
-			require.True(t, reserve(t, l, "a", at).Repeated, "a repeated call is admitted even so")
+			require.True(t, reserve(t, l, "a", at).Repeated, "a repeated call is still admitted")
 		},
 	)
 }
@@ -268,7 +268,7 @@ func TestALocalScheduleThatIsOverIsNone(t *testing.T) {
 	_, err = l.Reserve(ctx, "K", "a", at)
 	require.ErrorIs(t, err, schedule.ErrPast)
 	require.NoError(t, l.Undo(ctx, "K", taken))
-	require.True(t, reserve(t, l, "a", at.Add(2*time.Hour)).OK, "its id is free")
+	require.True(t, reserve(t, l, "a", at.Add(2*time.Hour)).OK, "the id is free again")
 	require.Equal(t, 0, entries())
 }
 
@@ -409,7 +409,7 @@ func TestCalendarDaysBeginAtTheirMidnight(t *testing.T) {
 		require.Equal(t, []string{"10 per day"}, r.DeniedBy)
 		require.True(t, midnight.Equal(r.Next), "%s", r.Next)
 		require.Equal(t, time.Hour, r.RetryAfter)
-		require.True(t, reserve(t, l, "eleventh", r.Next).OK, "a new day, a second after ten of the last")
+		require.True(t, reserve(t, l, "eleventh", r.Next).OK, "the new day admits another reservation")
 		ok, err := l.Cancel(t.Context(), "K", "late3")
 		require.NoError(t, err)
 		require.True(t, ok)
@@ -430,7 +430,7 @@ func TestATakeIsAReservationOfNow(t *testing.T) {
 		require.False(t, r.OK)
 		require.EqualValues(t, 1, r.Remaining)
 		require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
-		require.NoError(t, l.Undo(ctx, "K", r), "of a denial there is nothing to undo")
+		require.NoError(t, l.Undo(ctx, "K", r), "undoing a denial does nothing")
 		for _, n := range []int64{-1, schedule.MaxLimit + 1, 1 << 62} {
 			require.ErrorIs(t, l.Undo(ctx, "K", fetch.Result{Taken: n, Era: first.Era}), fetch.ErrInvalidAmount)
 		}

@@ -37,7 +37,7 @@ func TestAWindowOfTheCalendarEndsAtMidnight(t *testing.T) {
 	next := midnight.Add(23 * time.Hour)
 	want = fetch.Result{OK: true, Taken: 5, Limit: 5, ResetAfter: 23 * time.Hour, MoreAfter: 23 * time.Hour,
 		Era: next.UnixMilli()}
-	require.Equal(t, want, take(t, l, 5), "a new day, and one of 23 hours")
+	require.Equal(t, want, take(t, l, 5), "the new day has 23 hours")
 	require.Equal(t, "5 per day", l.String())
 	require.Equal(t, 24*time.Hour, l.Window())
 }

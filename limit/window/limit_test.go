@@ -26,13 +26,13 @@ func TestAChangedLimitCountsWhatWasTaken(t *testing.T) {
 		state := func(r fetch.Result) [3]int64 { return [3]int64{r.Taken, r.Remaining, r.Limit} }
 
 		require.Equal(t, [3]int64{2, 3, 5}, state(take(t, of(5), 2)), kind)
-		require.Equal(t, [3]int64{1, 997, 1000}, state(take(t, of(1000), 1)), "%v: raised, the rest is there at once", kind)
+		require.Equal(t, [3]int64{1, 997, 1000}, state(take(t, of(1000), 1)), "%v: a higher limit applies at once", kind)
 		require.Equal(t, [3]int64{47, 50, 100}, state(take(t, of(100), 47)), kind)
-		require.Equal(t, [3]int64{0, 0, 10}, state(take(t, of(10), 1)), "%v: lowered below what was taken, nothing is left",
+		require.Equal(t, [3]int64{0, 0, 10}, state(take(t, of(10), 1)), "%v: a limit below the tokens taken leaves none",
 			kind)
 		require.Equal(t, [3]int64{1, 9, 60}, state(take(t, of(60), 1)), kind)
 		require.NoError(t, of(60).Return(t.Context(), "K", 51))
-		require.Equal(t, [3]int64{10, 0, 10}, state(take(t, of(10), 10)), "%v: all came back", kind)
+		require.Equal(t, [3]int64{10, 0, 10}, state(take(t, of(10), 10)), "%v: all tokens came back", kind)
 	}
 }
 
@@ -59,14 +59,14 @@ func TestSlidingWindowsOfTwoLengthsCountOneAnothersTakes(t *testing.T) {
 	at(0)
 	require.EqualValues(t, 6, take(t, hour, 4).Remaining)
 	at(2 * time.Minute)
-	require.EqualValues(t, 0, take(t, short, 6).Remaining, "the hour's four count as if taken now")
+	require.EqualValues(t, 0, take(t, short, 6).Remaining, "the hour's four tokens count as if taken now")
 	denied(short, 11*time.Minute)
 	denied(hour, 64*time.Minute)
 	at(13*time.Minute - time.Microsecond)
 	denied(short, time.Microsecond)
 	at(13 * time.Minute)
 	require.EqualValues(t, 9, take(t, short, 1).Remaining)
-	require.EqualValues(t, 0, take(t, hour, 9).Remaining, "what left the short window is forgotten by all")
+	require.EqualValues(t, 0, take(t, hour, 9).Remaining, "tokens that left the short window count in no window")
 	denied(hour, 65*time.Minute)
 
 	require.NoError(t, hour.Reset(t.Context(), "K"))

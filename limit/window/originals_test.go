@@ -59,7 +59,7 @@ func TestCasesOfRatelimiterForNode(t *testing.T) {
 				})
 			}
 			all.Wait()
-			require.EqualValues(t, 0x1111111, sum.Load(), "each of 6 to 0 was left once")
+			require.EqualValues(t, 0x1111111, sum.Load(), "each number from 6 to 0 was left once")
 		})
 	}
 	t.Run("the next calls should not create again the limiter, and keep all TTLs in sync", func(t *testing.T) {

@@ -57,7 +57,7 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 		fetch.Result{Remaining: 1, Limit: 5, RetryAfter: 40 * time.Second, ResetAfter: 40 * time.Second},
 		take(t, l, 2),
 	)
-	require.True(t, take(t, l, 1).OK, "a denied take counts for nothing")
+	require.True(t, take(t, l, 1).OK, "a denied take doesn't count")
 	require.NoError(t, l.Return(t.Context(), "K", 2))
 	require.EqualValues(t, 0, take(t, l, 2).Remaining)
 	clock.Add(40*time.Second - time.Microsecond)
@@ -77,7 +77,7 @@ func TestAFixedWindowStartsAtItsFirstTake(t *testing.T) {
 		t,
 		fetch.Result{OK: true, Remaining: 5, Limit: 5},
 		r,
-		"what comes back to a window that has ended opens none",
+		"a return after the window's end opens no window",
 	)
 }
 
@@ -95,8 +95,8 @@ func TestATakeIsUndoneInItsOwnWindow(t *testing.T) {
 		clock.Add(2 * time.Minute)
 		require.EqualValues(t, 0, take(t, l, 5).Remaining)
 		require.NoError(t, l.Undo(t.Context(), "K", second))
-		require.False(t, take(t, l, 1).OK, "%v: the new window is none of theirs", kind)
-		require.NoError(t, l.Undo(t.Context(), "K", fetch.Result{}), "of a denial there is nothing to undo")
+		require.False(t, take(t, l, 1).OK, "%v: Undo doesn't change the new window", kind)
+		require.NoError(t, l.Undo(t.Context(), "K", fetch.Result{}), "undoing a denial does nothing")
 	}
 }
 
@@ -148,7 +148,7 @@ func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
 					continue
 				}
 				clock.Add(r.RetryAfter - time.Microsecond)
-				require.False(t, take(t, l, n).OK, "a microsecond too early")
+				require.False(t, take(t, l, n).OK, "the take comes a microsecond too early")
 				clock.Add(time.Microsecond)
 				require.True(t, take(t, l, n).OK, "after RetryAfter")
 			}
@@ -184,10 +184,10 @@ func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 	require.EqualValues(t, 2, rdb.Incr(ctx, "{K}:win").Val())
 	require.InDelta(t, time.Hour, rdb.PTTL(ctx, "{K}:win").Val(), float64(time.Minute))
 	require.EqualValues(t, 0, take(t, l, 1).Remaining)
-	require.EqualValues(t, 4, rdb.Incr(ctx, "{K}:win").Val(), "denied by the other client, which doesn't undo it")
+	require.EqualValues(t, 4, rdb.Incr(ctx, "{K}:win").Val(), "the other client denies the call but leaves the count")
 	r := take(t, l, 1)
 	require.False(t, r.OK)
-	require.Zero(t, r.Remaining, "never below zero")
+	require.Zero(t, r.Remaining, "Remaining is never below zero")
 	require.InDelta(t, time.Hour, r.RetryAfter, float64(time.Minute))
 
 	// The key expires, and the other client's INCR makes a key without an expiry.
@@ -200,11 +200,11 @@ func TestACounterThatLostItsExpiryRecovers(t *testing.T) {
 	require.Positive(t, rdb.PTTL(ctx, "{K}:win").Val())
 
 	require.NoError(t, rdb.Set(ctx, "{K}:win", -5, time.Hour).Err())
-	require.EqualValues(t, 2, take(t, l, 1).Remaining, "a count below zero is none")
+	require.EqualValues(t, 2, take(t, l, 1).Remaining, "a count below zero counts as zero")
 
 	require.NoError(t, rdb.Persist(ctx, "{K}:win").Err())
 	require.True(t, take(t, l, 1).OK)
-	require.Positive(t, rdb.PTTL(ctx, "{K}:win").Val(), "no window without an end")
+	require.Positive(t, rdb.PTTL(ctx, "{K}:win").Val(), "the window's key gets an expiry again")
 
 	require.NoError(t, rdb.PExpire(ctx, "{K}:win", 1000*time.Hour).Err()) // the clock went back
 	r, err = l.Peek(ctx, "K")
@@ -257,7 +257,7 @@ func TestAnIdleKeyExpiresWhenItsWindowHasEnded(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 10, r.Remaining)
 		require.NoError(t, l.Return(ctx, "K", 10))
-		require.Empty(t, rdb.Keys(ctx, "{K}*").Val(), "neither a peek nor a return makes a key")
+		require.Empty(t, rdb.Keys(ctx, "{K}*").Val(), "neither a peek nor a return creates a key")
 	}
 }
 

@@ -148,7 +148,7 @@ func TestADeniedCallIsResourceExhaustedWithRetryInfo(t *testing.T) {
 	info, ok := details[0].(*errdetails.RetryInfo)
 	require.True(t, ok)
 	require.Equal(t, time.Hour, info.GetRetryDelay().AsDuration().Round(time.Minute))
-	require.EqualValues(t, 2, b.service.calls.Load(), "the handler doesn't run")
+	require.EqualValues(t, 2, b.service.calls.Load(), "the handler doesn't run for a denied call")
 }
 
 func TestConcurrentCallsAreAdmittedExactly(t *testing.T) {
@@ -209,7 +209,7 @@ func TestAStreamTakesForEachMessageIfAskedTo(t *testing.T) {
 	_, err = stream.Recv()
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.Len(t, status.Convert(err).Details(), 1)
-	require.EqualValues(t, 3, b.service.calls.Load(), "the handler never sees the denied message")
+	require.EqualValues(t, 3, b.service.calls.Load(), "the handler doesn't get the denied message")
 }
 
 func TestAWeightIsWhatACallTakes(t *testing.T) {
@@ -223,14 +223,14 @@ func TestAWeightIsWhatACallTakes(t *testing.T) {
 		return weight.Load()
 	}})
 	require.NoError(t, b.call(t.Context()))
-	require.Nil(t, b.service.decision.Load(), "a weight of 0 passes")
+	require.Nil(t, b.service.decision.Load(), "a call with weight 0 passes without a decision")
 	weight.Store(4)
 	require.NoError(t, b.call(t.Context()))
 	require.EqualValues(t, 1, b.service.decision.Load().Remaining)
 	weight.Store(6)
 	err := b.call(t.Context())
-	require.Equal(t, codes.OutOfRange, status.Code(err), "more than it ever holds")
-	require.Empty(t, status.Convert(err).Details(), "it is unknown when to come back")
+	require.Equal(t, codes.OutOfRange, status.Code(err), "the weight exceeds the limit")
+	require.Empty(t, status.Convert(err).Details(), "the status has no retry delay")
 }
 
 // A limit of pacing, alone or in a Many, spaces calls out. A call may wait for its place for longer than the Timeout.
@@ -264,11 +264,11 @@ func TestACallWaitsForItsPlace(t *testing.T) {
 			require.Equal(t, 500*time.Millisecond, time.Since(start), name)
 			ctx, leave := context.WithTimeout(t.Context(), 100*time.Millisecond)
 			defer leave()
-			require.Equal(t, codes.DeadlineExceeded, status.Code(call(ctx)), "%s: its own time is over before its place", name)
+			require.Equal(t, codes.DeadlineExceeded, status.Code(call(ctx)), "%s: the deadline comes before the turn", name)
 			if many, ok := l.(*limit.Many); ok {
 				p, err := many.Peek(t.Context(), key)
 				require.NoError(t, err)
-				require.EqualValues(t, 98, p.Limits[0].Remaining, "what it took beside the place is back")
+				require.EqualValues(t, 98, p.Limits[0].Remaining, "the other limit's token is back")
 			}
 		})
 	}
@@ -361,7 +361,7 @@ func TestKeysDistinguishClients(t *testing.T) {
 	}
 	for _, odd := range []string{"}", "{}", strings.Repeat("k", 2000)} {
 		require.NoError(t, b.call(as(odd)))
-		require.Equal(t, codes.ResourceExhausted, status.Code(b.call(as(odd))), "odd keys have tokens like others")
+		require.Equal(t, codes.ResourceExhausted, status.Code(b.call(as(odd))), "odd keys are limited like others")
 	}
 	keys, err := rdb.DBSize(t.Context()).Result()
 	require.NoError(t, err)
@@ -420,7 +420,7 @@ func TestEachKeyFunc(t *testing.T) {
 	require.NoError(t, err)
 	two, err := Join(text("a"), text("b|1:c"))(t.Context(), Call{})
 	require.NoError(t, err)
-	require.NotEqual(t, one, two, "no value passes for two")
+	require.NotEqual(t, one, two, "different values give different keys")
 }
 
 type takeOnly struct{}
@@ -503,7 +503,7 @@ func TestAMeasuredDistanceSetsTheTimeout(t *testing.T) {
 		_, err = m.Unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/a.B/C"},
 			func(context.Context, any) (any, error) { return nil, nil })
 		require.NoError(t, err)
-		require.Equal(t, bounded, l.deadline, "%s: cut off by the middleware", timeout)
-		require.Equal(t, !bounded, l.opts == 1, "%s: bounded by its own timeout", timeout)
+		require.Equal(t, bounded, l.deadline, "%s: the middleware sets a deadline", timeout)
+		require.Equal(t, !bounded, l.opts == 1, "%s: the middleware passes the limiter's own timeout", timeout)
 	}
 }

@@ -152,7 +152,7 @@ func TestFailingOpenTurnsNoLimitOff(t *testing.T) {
 		require.Equal(t, want, get(h, "/").Code, err)
 	}
 	closed := middleware(t, Config{Limiter: &fixed{err: fetch.ErrUnknownBucket}}).Wrap(hello)
-	require.Equal(t, http.StatusServiceUnavailable, get(closed, "/").Code, "it isn't the page that isn't there")
+	require.Equal(t, http.StatusServiceUnavailable, get(closed, "/").Code, "an unknown bucket is not a missing page")
 }
 
 func TestABucketWithoutAPolicyHasNoNumbersInHeaders(t *testing.T) {

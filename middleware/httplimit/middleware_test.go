@@ -171,7 +171,7 @@ func TestASpoofedForwardedForIsNoWayAroundALimit(t *testing.T) {
 		"an invented proxy":              {"10.0.0.1:1", []string{"1.2.3.4, 10.9.9.9, 203.0.113.7"}, "203.0.113.7"},
 		"rubbish before the client":      {"10.0.0.1:1", []string{"rubbish, 203.0.113.7"}, "203.0.113.7"},
 		"rubbish in place of the client": {"10.0.0.1:1", []string{"1.2.3.4, rubbish"}, "10.0.0.1"},
-		"a proxy that says nothing":      {"10.0.0.1:1", nil, "10.0.0.1"},
+		"a proxy without the header":     {"10.0.0.1:1", nil, "10.0.0.1"},
 		"only proxies":                   {"10.0.0.1:1", []string{"10.0.0.3, 10.0.0.2"}, "10.0.0.3"},
 		"an ipv4 address in ipv6":        {"[::ffff:10.0.0.1]:1", []string{"::ffff:203.0.113.7"}, "203.0.113.7"},
 		"an ipv6 proxy and client":       {"[fd00::1]:1", []string{"[2001:db8::7]:99"}, "2001:db8::7"},
@@ -248,7 +248,7 @@ func TestARequestWithoutAKeyIsRefused(t *testing.T) {
 	t.Parallel()
 	h := middleware(t, Config{Limiter: minutely(t, 1), Key: ByHeader("X-Key"), FailOpen: true}).Wrap(hello)
 	require.Equal(t, http.StatusBadRequest, get(h, "/").Code)
-	require.Equal(t, http.StatusOK, get(h, "/", header("X-Key", strings.Repeat("k}", 5000))).Code, "a huge one is hashed")
+	require.Equal(t, http.StatusOK, get(h, "/", header("X-Key", strings.Repeat("k}", 5000))).Code, "a huge key is hashed")
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/", header("X-Key", strings.Repeat("k}", 5000))).Code)
 }
 
@@ -295,11 +295,11 @@ func TestWeightsAndTheResultInTheContext(t *testing.T) {
 	weight = 2
 	require.Equal(t, http.StatusOK, get(h, "/").Code)
 	weight = 0
-	require.Equal(t, http.StatusOK, get(h, "/").Code, "a weight of 0 passes")
+	require.Equal(t, http.StatusOK, get(h, "/").Code, "a request with weight 0 passes")
 	weight = -1
 	require.Equal(t, http.StatusBadRequest, get(h, "/").Code)
 	weight = 6
-	require.Equal(t, http.StatusUnprocessableEntity, get(h, "/").Code, "it never fits")
+	require.Equal(t, http.StatusUnprocessableEntity, get(h, "/").Code, "the weight exceeds the limit")
 	require.Len(t, seen, 3)
 	require.EqualValues(t, 2, seen[0].Remaining)
 	require.EqualValues(t, 3, seen[0].Weight)
@@ -323,8 +323,8 @@ func TestSlowDownGrowsWithEachRequestAndEndsWithTheClient(t *testing.T) {
 		start := time.Now()
 		w := get(h, "/", func(r *http.Request) { *r = *r.WithContext(ctx) })
 		require.Equal(t, time.Millisecond, time.Since(start))
-		require.Equal(t, http.StatusServiceUnavailable, w.Code, "the handler is not called")
-		require.Contains(t, get(h, "/").Header().Get("RateLimit"), "r=3", "and the token is back")
+		require.Equal(t, http.StatusServiceUnavailable, w.Code, "the handler doesn't run")
+		require.Contains(t, get(h, "/").Header().Get("RateLimit"), "r=3", "the token is back")
 	})
 }
 
@@ -355,12 +355,12 @@ func TestARequestWaitsForItsPlace(t *testing.T) {
 			}
 			together.Wait()
 			require.Equal(t, time.Second, time.Since(start), name)
-			require.EqualValues(t, 1, denied.Load(), "%s: the fourth would have to wait for too long", name)
+			require.EqualValues(t, 1, denied.Load(), "%s: the fourth request would wait for too long", name)
 
 			ctx, cancel := context.WithTimeout(t.Context(), time.Millisecond)
 			defer cancel()
 			w := get(h, "/", func(r *http.Request) { *r = *r.WithContext(ctx) })
-			require.Equal(t, http.StatusServiceUnavailable, w.Code, "%s: no handler has served it", name)
+			require.Equal(t, http.StatusServiceUnavailable, w.Code, "%s: the handler doesn't run", name)
 		})
 	}
 }
@@ -454,7 +454,7 @@ func TestTheAbuseLogKeepsTheLatestDenials(t *testing.T) {
 		get(h, fmt.Sprint("/", i))
 	}
 	stop()
-	require.NoError(t, log.Run(ctx), "what was recorded is written before Run ends")
+	require.NoError(t, log.Run(ctx), "Run writes all records before it ends")
 	abuses, err := log.Latest(t.Context(), 2)
 	require.NoError(t, err)
 	require.Len(t, abuses, 2)
@@ -548,7 +548,7 @@ func TestAMeasuredDistanceSetsTheTimeout(t *testing.T) {
 		l := &distant{fixed: fixed{result: fetch.Result{OK: true, Taken: 1, Limit: 5}}}
 		h := middleware(t, Config{Limiter: l, Timeout: timeout}).Wrap(hello)
 		require.Equal(t, http.StatusOK, get(h, "/").Code)
-		require.Equal(t, bounded, l.deadline, "%s: cut off by the middleware", timeout)
-		require.Equal(t, !bounded, l.opts == 1, "%s: bounded by its own timeout", timeout)
+		require.Equal(t, bounded, l.deadline, "%s: the middleware sets a deadline", timeout)
+		require.Equal(t, !bounded, l.opts == 1, "%s: the middleware passes the limiter's own timeout", timeout)
 	}
 }
