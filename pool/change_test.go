@@ -115,7 +115,7 @@ func TestARegionJoinsAndLeaves(t *testing.T) {
 		near(t, map[string]float64{"ap": 0, "eu": 500, "us": 250, "sa": 250}, w.rates())
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		require.NotContains(t, w.keys, shareKeys+"ap", "nothing is left of a region that has acknowledged")
+		require.NotContains(t, w.keys, shareKeys+"ap", "the share of a region that acknowledged its removal is deleted")
 	})
 }
 
@@ -169,7 +169,7 @@ func TestARegionCutOffKeepsItsFloor(t *testing.T) {
 			p.set(func() { p.etcd = fault{} })
 		}
 		time.Sleep(3 * w.timing.Report)
-		require.Greater(t, w.rates()["us"], 125.0, "it is served within three periods: half of its share is in force")
+		require.Greater(t, w.rates()["us"], 125.0, "within three periods us has more than half of its share")
 		time.Sleep(5 * w.timing.Report)
 		near(t, map[string]float64{"ap": 250, "eu": 500, "us": 250}, w.rates())
 	})

@@ -150,6 +150,6 @@ func TestEveryReplicaThatHasSeenAnEraVouchesForTheNext(t *testing.T) {
 	require.True(t, report(200, 100))
 	require.False(t, report(300, 250))
 	require.True(t, report(0, 200), "the server has lost its data")
-	require.False(t, report(0, 0), "as has another one")
+	require.False(t, report(0, 0), "another server without data is not the region's")
 	require.True(t, report(400, 200))
 }

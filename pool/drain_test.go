@@ -90,7 +90,7 @@ func TestADrainedRegionMakesRoomWithoutWaitingForALease(t *testing.T) {
 		requireSafe(t, o)
 		require.Empty(t, o.checkEnd())
 	}
-	t.Logf("REFILLER_SEED=%d: the others have it all after %s at most", first, longest)
+	t.Logf("REFILLER_SEED=%d: the other regions have the whole rate after %s at most", first, longest)
 }
 
 // A region that can't read its drain keeps its floor, and its grant until the grant ends.
@@ -158,7 +158,7 @@ func TestAPoolThatIsClosedWaitsForARegionThatIsDrained(t *testing.T) {
 	l := newLedger("payments")
 	l.configure(new(simPool("payments")))
 	l.declare("eu", draining)
-	require.Contains(t, l.waits(), "eu", "it may have a bucket of its own")
+	require.Contains(t, l.waits(), "eu", "a draining region may have an ordinary bucket")
 	l.declare("eu", fenced)
 	require.NotContains(t, l.waits(), "eu")
 }
@@ -210,17 +210,17 @@ func TestARealRegionIsDrainedWithinThreeSeconds(t *testing.T) {
 		require.Eventually(t, left, 30*time.Second, 5*time.Millisecond)
 		took = append(took, time.Since(began))
 		require.Eventually(t, idle, 30*time.Second, 20*time.Millisecond)
-		require.NoError(t, fence(true), "it may be asked for again")
+		require.NoError(t, fence(true), "a drain may be requested again")
 		require.NoError(t, Lift(t.Context(), client, testPrefix, "eu"))
 		require.Eventually(t, shared, 30*time.Second, 20*time.Millisecond)
 	}
-	t.Logf("40 ms from etcd the others have it all %s after the drain", took)
+	t.Logf("40 ms from etcd the other regions have the whole rate %s after the drain", took)
 	require.LessOrEqual(t, slices.Min(took), 3*time.Second)
 
 	eu.proxy.Cut()
 	require.NoError(t, fence(true))
 	require.Never(t, func() bool { return idle() || rate(eu) < 400 }, 3*time.Second, 50*time.Millisecond,
-		"it can't read the drain, so no other region gets its share")
+		"other regions get no share of a region that can't read the drain")
 	require.NoError(t, fence(false))
 	require.ErrorIs(t, fence(true), ErrFenced)
 	require.NoError(t, eu.proxy.Heal())

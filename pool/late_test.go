@@ -41,10 +41,10 @@ func neverFollows(t *testing.T, meanwhile func(w *world)) {
 		time.Sleep(time.Millisecond)
 		meanwhile(w)
 		p.set(func() { p.etcd.late = 0 })
-		soon("it writes again, in another session", func() bool { return !removed() })
+		soon("the coordinator writes again in another session", func() bool { return !removed() })
 
 		w.endPool()
-		soon("that share is removed", removed)
+		soon("the late share is removed", removed)
 		for range 150 {
 			time.Sleep(100 * time.Millisecond)
 			require.True(t, removed())

@@ -321,13 +321,13 @@ func TestTicketsFollowTheLatestEra(t *testing.T) {
 		return l.accounts["eu"].ticket.now
 	}
 	require.EqualValues(t, 60_000_000, report(60_000_000, 100, 0))
-	require.EqualValues(t, 60_000_000, report(59_000_000, 100, 0), "it came late")
+	require.EqualValues(t, 60_000_000, report(59_000_000, 100, 0), "an older ticket is ignored")
 	require.EqualValues(t, 55_000_000, report(55_000_000, 101, 100), "the clock was set back by 5 s, which began an era")
-	require.EqualValues(t, 55_000_000, report(62_000_000, 100, 0), "of a server that was replaced")
+	require.EqualValues(t, 55_000_000, report(62_000_000, 100, 0), "a ticket of a replaced server is ignored")
 	require.EqualValues(t, 57_000_000, report(57_000_000, 0, 101), "the bucket was lost")
-	require.EqualValues(t, 57_000_000, report(64_000_000, 100, 0), "and the server that was replaced still is")
+	require.EqualValues(t, 57_000_000, report(64_000_000, 100, 0), "tickets of the replaced server stay ignored")
 	now = now.Add(time.Minute)
-	require.EqualValues(t, 80_000_000, report(80_000_000, 100, 0), "whatever was granted in the later era has ended")
+	require.EqualValues(t, 80_000_000, report(80_000_000, 100, 0), "after all grants have ended, any ticket is accepted")
 }
 
 func TestADeadRegionThatIsFencedAndRemovedIsForgotten(t *testing.T) {
@@ -380,7 +380,7 @@ func TestARegionThatComesBackAfterItsRemovalUsesNothing(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		w.bounded()
 		near(w.t, map[string]float64{"ap": 500, "eu": 0, "us": 500}, w.rates())
-		require.Len(w.t, w.status().Regions, 2, "once it has acknowledged that, it is forgotten again")
+		require.Len(w.t, w.status().Regions, 2, "a region that has acknowledged its removal is no longer listed")
 		time.Sleep(20 * time.Second)
 		near(w.t, map[string]float64{"ap": 500, "eu": 0, "us": 500}, w.rates())
 	})
@@ -398,7 +398,7 @@ func TestDemandSurvivesAChangeOfTheRate(t *testing.T) {
 	require.InDelta(t, 110, perSecond(), 0.01)
 	p.Rate = policy.PerSecond(10_000)
 	l.configure(&p)
-	require.InDelta(t, 110, perSecond(), 0.1, "and isn't ten times as much")
+	require.InDelta(t, 110, perSecond(), 0.1, "a higher rate of the pool leaves the demand unchanged")
 }
 
 func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
@@ -413,7 +413,7 @@ func TestWhatASmallerCapacityTakesAwayIsNoDemand(t *testing.T) {
 	at(1, 1500, 1500)
 	at(2, 1500, 1500)
 	at(3, 990, 1000)
-	require.InDelta(t, 11e-6*float64(l.unit.micros), a.demand.units(l.unit.total), 1, "ten were taken")
+	require.InDelta(t, 11e-6*float64(l.unit.micros), a.demand.units(l.unit.total), 1, "ten tokens were taken")
 }
 
 // operate makes a random fault of those that operators make. If the fault lasts, operate passes a function to later

@@ -76,9 +76,9 @@ func TestUnacknowledgedOffersAreMergedAcrossUnits(t *testing.T) {
 	}
 	require.LessOrEqual(t, len(a.offers), maxOffers)
 	claimed, _ := a.claims(units[0])
-	require.GreaterOrEqual(t, claimed.rate, most.rate, "what may be in force is counted")
+	require.GreaterOrEqual(t, claimed.rate, most.rate, "the claim includes every rate that may be in force")
 	require.GreaterOrEqual(t, claimed.floor, most.floor)
-	require.LessOrEqual(t, claimed.rate, most.rate+6, "but for the rounding of a conversion for each change of the unit")
+	require.LessOrEqual(t, claimed.rate, most.rate+6, "the claim is too high only by rounding at changes of the unit")
 }
 
 // A coordinator begins after a pool was removed. It still counts the rates of the pool that the regions may be using.

@@ -170,7 +170,7 @@ func watchSum(t *testing.T, areas map[string]*area, key string, limit float64) (
 	return func() {
 		cancel()
 		wg.Wait()
-		require.Empty(t, worst, "more than R is in force")
+		require.Empty(t, worst, "the regions' rates add up to no more than R")
 	}
 }
 

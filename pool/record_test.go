@@ -68,7 +68,7 @@ func TestRecordsAreReadBackAsWritten(t *testing.T) {
 	require.Equal(t, many, backS)
 	p.Regions[0], p.Regions[2] = p.Regions[2], p.Regions[0]
 	require.Equal(t, settings.encode(), Settings{Version: 3, Pools: []Pool{p}}.encode(),
-		"the order of regions says nothing")
+		"the order of regions makes no difference")
 }
 
 func TestBadRecordsAreErrors(t *testing.T) {
@@ -152,7 +152,7 @@ func TestPoolsAreValidatedAsAWhole(t *testing.T) {
 		same := simPool("payments")
 		same.FloorShare = DefaultFloorShare
 		return Settings{Pools: []Pool{same}}.record()
-	}(), "the default is what isn't said")
+	}(), "the default floor share is not written")
 	require.ErrorIs(t, Settings{Pools: []Pool{simPool("a"), simPool("a")}}.Validate(), ErrPool)
 	require.ErrorIs(t, Timing{Report: time.Millisecond, Lease: time.Second}.Validate(), ErrPool)
 	require.ErrorIs(t, Timing{Report: time.Second, Lease: time.Second}.Validate(), ErrPool)
@@ -205,7 +205,7 @@ func TestWatchdogSeesAClockGoWrong(t *testing.T) {
 			require.Equal(t, test.wrong, wrong)
 			later := at(2*time.Hour, 2*time.Hour, 0)
 			require.Equal(t, test.wrong, w.check(later, 1, 12*time.Second), "a wrong clock stays so until the era ends")
-			require.False(t, w.check(at(time.Hour*2, 0, 0), 2, 12*time.Second), "another era begins afresh")
+			require.False(t, w.check(at(time.Hour*2, 0, 0), 2, 12*time.Second), "a new era is judged anew")
 		})
 	}
 }
@@ -219,9 +219,9 @@ func TestDemandRisesAtOnceAndFallsByHalves(t *testing.T) {
 	d.observe(0, 0, 1000, 5*time.Second, false)
 	require.EqualValues(t, 220, d.units(1000))
 	d.observe(0, 0, 1000, time.Second, true)
-	require.EqualValues(t, 55, d.units(1000), "by half in half a second while others are short")
+	require.EqualValues(t, 55, d.units(1000), "the estimate halves in half a second while others are short")
 	d.observe(300, 1e9, 1000, time.Second, false)
-	require.EqualValues(t, 715, d.units(1000), "a storm of retries at most doubles it, and a little")
+	require.EqualValues(t, 715, d.units(1000), "many retries at most double the demand and add a little")
 	require.EqualValues(t, 500, d.units(500))
 	var idle demand
 	idle.observe(0, 1e9, 1000, time.Second, false)

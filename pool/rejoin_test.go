@@ -191,7 +191,7 @@ func TestAnAcknowledgementFromBeforeThePoolEndedOpensNothing(t *testing.T) {
 	l.configure(in(3))
 	require.False(t, l.open)
 	report(before)
-	require.False(t, l.open, "it is of the pool that ended")
+	require.False(t, l.open, "a report of the ended pool doesn't open the new one")
 	report(*ap().newest())
 	require.True(t, l.open)
 }

@@ -29,9 +29,9 @@ func TestAWriteAtAnEarlierRevisionRevealsARestoredEtcd(t *testing.T) {
 		before, meantime, put int64
 		rewound               bool
 	}{
-		"a later one was read meanwhile":  {before: 1, meantime: 3, put: 2},
-		"what was seen before is no more": {before: 7, meantime: 7, put: 2, rewound: true},
-		"another was seen there before":   {before: 2, meantime: 2, put: 2, rewound: true},
+		"a later revision was read meanwhile":            {before: 1, meantime: 3, put: 2},
+		"etcd is behind a revision that was read before": {before: 7, meantime: 7, put: 2, rewound: true},
+		"the revision is that of an earlier read":        {before: 2, meantime: 2, put: 2, rewound: true},
 	} {
 		r := &interleaved{revision: c.put}
 		a := newAgent(AgentConfig{Region: "eu", Logger: hclog.NewNullLogger(), Timing: ForTTL(2 * time.Second)}, r, nil, 1)

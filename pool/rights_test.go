@@ -44,7 +44,7 @@ func TestAReplicaWithoutRightsIsNoCandidate(t *testing.T) {
 	short, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	c.AwaitRights(short)
-	require.Error(t, short.Err(), "it waits for the rights")
+	require.Error(t, short.Err(), "AwaitRights waits for the rights")
 	grant(testPrefix+"/", clientv3.PermissionType(clientv3.PermReadWrite))
 	long, cancel := context.WithTimeout(ctx, 20*time.Second)
 	defer cancel()
@@ -52,5 +52,5 @@ func TestAReplicaWithoutRightsIsNoCandidate(t *testing.T) {
 	require.NoError(t, long.Err())
 	entries, _, err := c.registry.load(ctx)
 	require.NoError(t, err)
-	require.Empty(t, entries, "trying a right writes nothing")
+	require.Empty(t, entries, "checking the rights writes nothing")
 }

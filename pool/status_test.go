@@ -47,7 +47,7 @@ func TestTheStatusOfARestoredEtcdShowsAtLeastTheUsage(t *testing.T) {
 				require.True(t, regions[0].Known() && regions[1].Known())
 				if us := regions[2]; name == "Wiped" {
 					require.False(t, us.Known())
-					require.InDelta(t, 50, us.Claimed, 0.01, "its floor is reserved")
+					require.InDelta(t, 50, us.Claimed, 0.01, "the floor of us is reserved")
 				}
 			})
 		})
@@ -98,7 +98,7 @@ func TestALivingRegionIsOneThatReports(t *testing.T) {
 		}
 		began := time.Now()
 		require.Equal(t, map[string]bool{"ap": true, "eu": true, "us": true}, alive())
-		require.Less(t, time.Since(began), 1500*time.Millisecond, "it waits for no more than the next report of each")
+		require.Less(t, time.Since(began), 1500*time.Millisecond, "the call returns after one report of each region")
 		w.stopProcs("us")
 		time.Sleep(time.Second)
 		began = time.Now()
@@ -106,7 +106,7 @@ func TestALivingRegionIsOneThatReports(t *testing.T) {
 		require.InDelta(t, 2.5, time.Since(began).Seconds(), 0.2)
 		began = time.Now()
 		require.True(t, alive("ap")["ap"])
-		require.Less(t, time.Since(began), 1500*time.Millisecond, "of the others nothing is awaited")
+		require.Less(t, time.Since(began), 1500*time.Millisecond, "the call waits only for the named region")
 		require.False(t, alive("us")["us"])
 	})
 }

@@ -61,7 +61,7 @@ func TestANewCoordinatorKeepsSharesOfUnreadableSettings(t *testing.T) {
 		w.awaitOtherLeader(old)
 		for range 45 {
 			time.Sleep(time.Second)
-			require.InDelta(w.t, total(before), total(w.rates()), 25, "what was granted is renewed:\n%s",
+			require.InDelta(w.t, total(before), total(w.rates()), 25, "grants are renewed:\n%s",
 				strings.Join(w.events, "\n"))
 		}
 		require.Equal(w.t, 1, w.whoLeads().coordinator.Stats().Unread)
@@ -154,7 +154,7 @@ func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
 				}
 			}
 		}
-		require.Positive(w.t, unread, "the coordinator reports it")
+		require.Positive(w.t, unread, "the coordinator counts the unreadable record")
 		w.tamper(epochKey, func(string) (string, bool) { return "", true })
 		time.Sleep(20 * time.Second)
 		require.False(w.t, onItsFloor())
@@ -242,7 +242,7 @@ func TestAShareThatIsDeletedIsNotGivenAway(t *testing.T) {
 				p.kill()
 			}
 			time.Sleep(30 * time.Second)
-			require.Greater(w.t, total(w.rates()), 790.0, "all but what is reserved for a region that has acknowledged nothing")
+			require.Greater(w.t, total(w.rates()), 790.0, "all of the rate is granted except the reserve for us")
 			w.mendEtcd("us")
 			time.Sleep(60 * time.Second)
 		})
