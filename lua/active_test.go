@@ -173,7 +173,7 @@ func TestARefillThatFillsABucketTakesItOutOfTheActiveSet(t *testing.T) {
 		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 40))
 		rewind(ctx, t, rdb, "user:1", 30*time.Second)
 		r := refillUser(ctx, t, rdb, "user:1", userTerms)
-		require.EqualValues(t, 5, r.Added, "the credit of five seconds at most")
+		require.EqualValues(t, 5, r.Added, "a refill credits at most five seconds")
 		require.False(t, r.Left)
 		require.True(t, isActive(ctx, t, rdb, "user:1"))
 		for !r.Left {
@@ -184,7 +184,7 @@ func TestARefillThatFillsABucketTakesItOutOfTheActiveSet(t *testing.T) {
 		}
 		require.EqualValues(t, 60, r.Tokens)
 		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1))
-		require.True(t, isActive(ctx, t, rdb, "user:1"), "and the next take puts it back")
+		require.True(t, isActive(ctx, t, rdb, "user:1"), "the next take adds the bucket to the active set again")
 	})
 }
 
@@ -220,7 +220,7 @@ func TestABucketLeavesTheActiveSetAtTheCapacityOfItsOwnPolicy(t *testing.T) {
 		require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 35))
 		rewind(ctx, t, rdb, "user:1", 2*time.Second)
 		require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left,
-			"75 and some are more than the template's capacity")
+			"a bucket of 75 tokens is not full under its own capacity")
 		rewind(ctx, t, rdb, "user:1", 5*time.Second)
 		r := refillUser(ctx, t, rdb, "user:1", userTerms)
 		for i := 0; i < 10 && !r.Left; i++ {
@@ -346,7 +346,7 @@ func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	rdb.AddHook(before{"srem", func() {
 		takes++
 		require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
-		require.True(t, takeUser(ctx, t, other, "user:2", user(), 1), "it is new")
+		require.True(t, takeUser(ctx, t, other, "user:2", user(), 1), "the take creates the missing bucket")
 	}})
 	require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
 	rewind(ctx, t, other, "user:1", 5*time.Second)
@@ -354,7 +354,7 @@ func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	require.True(t, isActive(ctx, t, other, "user:1"))
 
 	require.NoError(t, other.Del(ctx, "user:2", "{user:2}", "{user:2}:ctl").Err())
-	require.False(t, refillUser(ctx, t, rdb, "user:2", userTerms).Left, "it was missing, and isn't any more")
+	require.False(t, refillUser(ctx, t, rdb, "user:2", userTerms).Left, "the bucket was created meanwhile")
 	require.True(t, isActive(ctx, t, other, "user:2"))
 	require.Equal(t, 2, takes)
 }
@@ -420,7 +420,7 @@ func TestActiveBucketsAreListedWithFewCommands(t *testing.T) {
 		bad := lua.Shard{Prefix: "bad:"}
 		counts = lua.Counts(ctx, rdb, []lua.Shard{bad, shardOf(names[0])})
 		require.ErrorIs(t, counts[0].Err, lua.ErrMalformedBucket)
-		require.NoError(t, counts[1].Err, "each has an error of its own")
+		require.NoError(t, counts[1].Err, "the error of one shard doesn't affect the other")
 		require.Positive(t, counts[1].Count)
 		_, _, err = bad.Names(ctx, rdb, 0, 10)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket)

@@ -93,7 +93,7 @@ func TestABudgetIsCreditedOnceAtEachStepOfItsCalendar(t *testing.T) {
 			"2026-03-29T01:00:00Z", "2026-03-30T00:30:00Z"}},
 		{"a day whose hour is repeated", "30 2 * * *", "Europe/Berlin", "2026-10-24T12:00:00Z", []string{
 			"2026-10-25T00:30:00Z", "2026-10-26T01:30:00Z"}},
-		{"hours, of which one is repeated", "0 * * * *", "Europe/Berlin", "2026-10-24T23:30:00Z", []string{
+		{"every hour, with one hour repeated", "0 * * * *", "Europe/Berlin", "2026-10-24T23:30:00Z", []string{
 			"2026-10-25T00:00:00Z", "2026-10-25T01:00:00Z", "2026-10-25T02:00:00Z"}},
 		{"leap days", "0 0 29 2 *", "America/New_York", "2026-01-01T00:00:00Z", []string{
 			"2028-02-29T05:00:00Z", "2032-02-29T05:00:00Z"}},
@@ -104,17 +104,17 @@ func TestABudgetIsCreditedOnceAtEachStepOfItsCalendar(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t, c.begin)
 			template := budgets(t, 1, policy.Policy{Capacity: 100, Steps: calendar(t, c.spec, c.zone), StepTokens: 100}, 0)
-			require.True(t, w.take(template, "t:a", 100).OK, "it begins full")
+			require.True(t, w.take(template, "t:a", 100).OK, "the budget begins full")
 			for _, step := range c.steps {
 				at, err := time.Parse(time.RFC3339, step)
 				require.NoError(t, err)
 				w.set(at.Add(-time.Millisecond))
 				denied := w.take(template, "t:a", 1)
-				require.False(t, denied.OK, "before %s", step)
-				require.Equal(t, time.Millisecond, denied.Runs[0].Wait, "before %s", step)
+				require.False(t, denied.OK, "the step is not credited before %s", step)
+				require.Equal(t, time.Millisecond, denied.Runs[0].Wait, "the wait ends at %s", step)
 				w.set(at)
-				require.True(t, w.take(template, "t:a", 100).OK, "at %s", step)
-				require.False(t, w.take(template, "t:a", 1).OK, "twice at %s", step)
+				require.True(t, w.take(template, "t:a", 100).OK, "the step is credited at %s", step)
+				require.False(t, w.take(template, "t:a", 1).OK, "the step is not credited twice at %s", step)
 			}
 		})
 	}
@@ -128,9 +128,9 @@ func TestABudgetThatMissedStepsIsCreditedAllOfThem(t *testing.T) {
 	w.at("2026-01-01T01:00:00Z")
 	require.EqualValues(t, 25, w.take(template, "t:a", 5).Remaining)
 	w.at("2026-01-01T03:59:59Z")
-	require.EqualValues(t, 85-1, w.take(template, "t:a", 1).Remaining, "two steps")
+	require.EqualValues(t, 85-1, w.take(template, "t:a", 1).Remaining, "two steps are credited")
 	w.at("2026-01-01T04:00:00Z")
-	require.EqualValues(t, 100-1, w.take(template, "t:a", 1).Remaining, "it is full")
+	require.EqualValues(t, 100-1, w.take(template, "t:a", 1).Remaining, "the budget is full")
 }
 
 // For a budget of 100, a call sends the three latest steps of 60 each. These suffice if the budget has no debt. Four
@@ -160,12 +160,12 @@ func TestABudgetExpiresWhenStepsHaveFilledItTwice(t *testing.T) {
 		at := time.UnixMilli(w.rdb.PExpireTime(t.Context(), key).Val().Milliseconds()).UTC()
 		require.Equal(t, "2026-01-01T06:01:01Z", at.Format(time.RFC3339), key)
 	}
-	require.Zero(t, w.rdb.Exists(t.Context(), lua.ActiveKey("t:", lua.ActiveShard("t:a"))).Val(), "no refiller works")
+	require.Zero(t, w.rdb.Exists(t.Context(), lua.ActiveKey("t:", lua.ActiveShard("t:a"))).Val(), "no active set exists")
 	w.at("2026-01-01T05:59:00Z")
 	require.False(t, w.take(template, "t:a", 101).OK)
 	require.EqualValues(t, 100, w.take(template, "t:a", 100).Remaining+100)
 	at := time.UnixMilli(w.rdb.PExpireTime(t.Context(), "t:a").Val().Milliseconds()).UTC()
-	require.Equal(t, "2026-01-01T11:01:01Z", at.Format(time.RFC3339), "a step that is credited renews it")
+	require.Equal(t, "2026-01-01T11:01:01Z", at.Format(time.RFC3339), "a take that credits a step renews the expiry")
 }
 
 func TestABudgetsClockGoesBackAndForward(t *testing.T) {
@@ -178,7 +178,7 @@ func TestABudgetsClockGoesBackAndForward(t *testing.T) {
 	w.at("2026-01-31T23:59:00Z")
 	require.False(t, w.take(template, "t:a", 1).OK)
 	w.at("2026-02-01T00:00:01Z")
-	require.False(t, w.take(template, "t:a", 1).OK, "February came before")
+	require.False(t, w.take(template, "t:a", 1).OK, "February's step was credited before")
 	w.SetTime(time.Date(2027, 6, 15, 0, 0, 0, 0, time.UTC)) // SetTime, so that the keys do not expire
 	require.True(t, w.take(template, "t:a", 100).OK)
 	w.at("2026-02-15T00:00:00Z")
@@ -186,7 +186,7 @@ func TestABudgetsClockGoesBackAndForward(t *testing.T) {
 	w.at("2026-03-01T00:00:00Z")
 	require.False(t, w.take(template, "t:a", 1).OK, "March may have been credited while the clock was ahead")
 	w.at("2026-04-01T00:00:00Z")
-	require.True(t, w.take(template, "t:a", 100).OK, "and no later month is lost")
+	require.True(t, w.take(template, "t:a", 100).OK, "the later step is credited")
 	require.False(t, w.take(template, "t:a", 1).OK)
 }
 
@@ -206,12 +206,12 @@ func TestProgramsWithOtherDataOfAZoneCreditAPeriodOnce(t *testing.T) {
 	w.at("2026-02-01T00:30:00Z")
 	require.False(t, w.take(second, "t:a", 1).OK)
 	w.at("2026-02-01T00:31:00Z")
-	require.False(t, w.take(first, "t:a", 1).OK, "the other one said that it comes at 01:00")
+	require.False(t, w.take(first, "t:a", 1).OK, "the other consumer stored 01:00 as the next step")
 	w.at("2026-02-01T01:00:00Z")
 	require.True(t, w.take(second, "t:a", 100).OK)
 	require.False(t, w.take(first, "t:a", 1).OK)
 	w.at("2026-03-01T00:30:00Z")
-	require.False(t, w.take(first, "t:a", 1).OK, "as the second one stored")
+	require.False(t, w.take(first, "t:a", 1).OK, "the second consumer's next step is stored")
 	w.at("2026-03-01T01:00:00Z")
 	require.True(t, w.take(first, "t:a", 100).OK)
 	require.False(t, w.take(second, "t:a", 1).OK)
@@ -246,7 +246,7 @@ func (s *side) refill(w *world) {
 			return
 		}
 	}
-	w.Fatal("a refiller has no end")
+	w.Fatal("the refills do not end")
 }
 
 // sweepAll ends reservations and leases whose time is over, as refillers do.

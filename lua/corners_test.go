@@ -43,11 +43,11 @@ func TestAScheduleGoesOnAfterAClockThatWasAheadForAMoment(t *testing.T) {
 
 	begin := now
 	now += 30 * 24 * anHour
-	require.EqualValues(t, 1000, refill(policy.CreateLost).Added, "the one step that is named")
+	require.EqualValues(t, 1000, refill(policy.CreateLost).Added, "only the named step is credited")
 	now = begin + 4_000_000
 	back := refill(policy.CreateLost)
 	require.Equal(t, policy.StatusClock, back.Status)
-	require.Equal(t, now+anHour, back.Step, "one period ahead: nothing of the last period is credited twice")
+	require.Equal(t, now+anHour, back.Step, "the last step is one period ahead, so that no step is credited twice")
 	credited := int64(0)
 	for now < begin+12*anHour {
 		now += 600_000_000
@@ -143,7 +143,7 @@ func TestAForgottenStepIsNotCreditedAgain(t *testing.T) {
 	call.Step, call.Next = call.Next, call.Next+anHour
 	o, err = lua.Refill(ctx, rdb, "quota", call)
 	require.NoError(t, err)
-	require.EqualValues(t, 1000, o.Added, "the next one is")
+	require.EqualValues(t, 1000, o.Added, "the next step is credited")
 }
 
 // A bucket of a template becomes a configured bucket. Then it never expires, even if callers still take from it as from
@@ -206,7 +206,7 @@ func anIndexThatAForeignClientTakesBackIsNeverReported(t *testing.T, rdb *redis.
 	require.NoError(t, rdb.Decr(ctx, "{b}").Err())
 	o, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: stale.Version})
 	require.NoError(t, err)
-	require.Equal(t, policy.StatusApplied, o.Status, "and not a quarantine")
+	require.Equal(t, policy.StatusApplied, o.Status, "the refill starts no quarantine")
 	require.GreaterOrEqual(t, o.Tokens, int64(100))
 }
 
@@ -235,10 +235,10 @@ func TestAnEraNeverFallsOverAnExpiry(t *testing.T) {
 	require.NoError(t, err)
 	_, err = lua.UnsetOverride(ctx, rdb, "user:1", &userTerms, policy.EnforceRefilled)
 	require.NoError(t, err)
-	rises("its own policy was taken away")
+	rises("the era rises when the override is removed")
 	require.NoError(t, rdb.Del(ctx, "user:1", "{user:1}", "{user:1}:ctl").Err()) // as if it had expired
 	create()
-	rises("created again")
+	rises("the era rises when the bucket is created again")
 }
 
 // The clock was an hour ahead, so a new era can't be the present time. A bucket begins a second era because of a
@@ -493,9 +493,9 @@ func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
 	}
 	require.EqualValues(t, 60, taken)
 	require.Zero(t, take(1))
-	require.True(t, isActive(ctx, t, rdb, "user:1"), "from now on it is refilled")
+	require.True(t, isActive(ctx, t, rdb, "user:1"), "the bucket is refilled from now on")
 	r := refillUser(ctx, t, rdb, "user:1", userTerms)
-	require.LessOrEqual(t, r.Added, int64(1), "that it was full is not credited")
+	require.LessOrEqual(t, r.Added, int64(1), "the time while the bucket was full is not credited")
 
 	// An add with SET drops the expiry of K. When a consumer adopts the bucket, K expires again.
 	index, err := strconv.ParseInt(rdb.Get(ctx, "{user:1}").Val(), 10, 64)
@@ -503,7 +503,7 @@ func plainClientsOnATemplatesKeyMintNothing(t *testing.T, rdb *redis.Client) {
 	addToken(ctx, t, rdb, "user:1", 100, 60, index)
 	require.EqualValues(t, -1, rdb.PTTL(ctx, "user:1").Val())
 	require.NoError(t, rdb.Del(ctx, "{user:1}", "{user:1}:ctl").Err()) // they expire
-	require.EqualValues(t, 60, take(100), "and not 120")
+	require.EqualValues(t, 60, take(100), "the bucket has 60 tokens, not 120")
 	expiring("adopted")
 }
 
@@ -638,7 +638,7 @@ func anIndexOfZeroAloneIsNoBucket(t *testing.T, rdb *redis.Client) {
 			}
 			o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured, Create: policy.CreateLost})
 			require.NoError(t, err)
-			require.Equal(t, policy.StatusUnknown, o.Status, "nothing is there to adopt")
+			require.Equal(t, policy.StatusUnknown, o.Status, "there is no bucket to adopt")
 			require.NoError(t, begin(), name)
 			require.Equal(t, map[string]string{"refill": "100", "take": "59"}[name], rdb.Get(ctx, "user:1").Val(), name)
 			require.Equal(t, "1", rdb.Get(ctx, "{user:1}").Val(), name)

@@ -153,9 +153,9 @@ func TestRepliesOfAnotherShapeAreBad(t *testing.T) {
 		})
 	}
 	_, err := Return(t.Context(), answering{value: []any{int64(4)}}, "b", 1, 0)
-	require.ErrorIs(t, err, ErrBadReply, "too short for another era")
+	require.ErrorIs(t, err, ErrBadReply, "the reply for another era is too short")
 	_, err = calls["Takes"].call(t.Context(), answering{value: takesReply(3, 1, 2, 3, 1, 0)})
-	require.ErrorIs(t, err, ErrBadReply, "no policy")
+	require.ErrorIs(t, err, ErrBadReply, "the policy is missing")
 }
 
 // FuzzReply decodes replies made of the input's bytes: numbers, texts, nothing
@@ -259,7 +259,7 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 			}
 			contract += line
 		}
-		require.Regexp(t, regexp.MustCompile(`(?s)^-- `+name+`: .*?\.\n`), contract, "what it does")
+		require.Regexp(t, regexp.MustCompile(`(?s)^-- `+name+`: .*?\.\n`), contract, "the header says what the script does")
 		for _, section := range []string{`\n-- KEYS +`, `\n-- ARGV +`, `\n-- Reply `} {
 			require.Regexp(t, regexp.MustCompile(section), contract, e.Name())
 		}
@@ -273,7 +273,7 @@ func TestEveryScriptOpensWithItsContract(t *testing.T) {
 			most = `KEYS\[[8-9]`
 		}
 		require.NotRegexp(t, regexp.MustCompile(most), string(source),
-			"a bucket has three keys, and one for what goes with it; its template has two")
+			"a bucket has three keys and one more for its requests, and its template has two")
 		text := strings.NewReplacer("call('TIME')", "", "'PEXPIRETIME'", "").Replace(string(source))
 		for _, foreign := range []string{"struct.", "cmsgpack", "cjson", "bit.", "os.", "math.random", "redis.setresp",
 			"TIME'", "'KEYS'"} {

@@ -90,7 +90,7 @@ func aStrictBucketThatBeginsAnewKeepsRoomForWhatIsHeld(t *testing.T, rdb *redis.
 			require.NoError(t, rdb.Del(ctx, lost...).Err())
 			create(ctx, t, rdb)
 			if len(lost) == 1 {
-				require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), "%s: nothing is added before they are counted", name)
+				require.EqualValues(t, 70, idle(ctx, t, rdb, "user:1"), "%s: refills wait until the 30 tokens are counted", name)
 			}
 
 			swept := lua.Sweep(ctx, rdb, []string{"user:1"}, 10)[0]

@@ -168,16 +168,16 @@ func TestTakesForFlowsOfABucketWithoutState(t *testing.T) {
 		require.NotZero(t, reply.Now)
 		require.Equal(t, lua.TakesReply{
 			Remaining: 3, Refilled: lua.Refilled{Now: reply.Now}, Runs: []lua.RunReply{{Wait: -time.Microsecond}},
-		}, reply, "when it is refilled is unknown")
+		}, reply, "the time of the next refill is unknown")
 		all := policy.FlowRun{Flow: "a", Run: policy.Run{N: 3, Count: 1, Leave: policy.Leave{Percent: 20}}}
 		replies, err := new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{{Key: "b", Runs: []policy.FlowRun{all}}})
 		require.NoError(t, err)
-		require.Equal(t, lua.TakesReply{OK: true}, replies[0], "of no capacity nothing is to be left")
+		require.Equal(t, lua.TakesReply{OK: true}, replies[0], "without a capacity no share must be left")
 
 		storeDivided(ctx, t, rdb, "b")
 		require.NoError(t, rdb.Del(ctx, "b").Err())
 		reply, err = takeFor(ctx, rdb, "b", "a", 1)
-		require.NoError(t, err, "it lost its tokens")
+		require.NoError(t, err, "a bucket without tokens causes no error")
 		require.False(t, reply.OK)
 		require.Zero(t, reply.Remaining)
 		require.Zero(t, rdb.Exists(ctx, "b").Val())
@@ -203,7 +203,7 @@ func TestTakesForFlowsAreMadeBelowTheirBound(t *testing.T) {
 		require.Equal(t, lua.TakesReply{OK: true, Remaining: 95, Paid: true}, replies[3])
 		require.Equal(t, []string{"100", "100", "95"}, []string{rdb.Get(ctx, "b").Val(), rdb.Get(ctx, "c").Val(),
 			rdb.Get(ctx, "d").Val()})
-		require.EqualValues(t, 1, rdb.HLen(ctx, lua.UseKey("b")).Val(), "what is not tried is not counted")
+		require.EqualValues(t, 1, rdb.HLen(ctx, lua.UseKey("b")).Val(), "only takes that are tried are counted")
 		replies, err = new(lua.FlowTakesCall).Do(ctx, rdb, []lua.FlowTakes{takes("b", 100)})
 		require.NoError(t, err)
 		require.Equal(t, lua.TakesReply{Missed: true}, replies[0])
@@ -309,7 +309,7 @@ func TestTakesForFlowsThatCanNotBeCountedAreMade(t *testing.T) {
 			require.Equal(t, before, dump(ctx, t, rdb)[use], name)
 			require.NoError(t, rdb.Set(ctx, "b", 4, 0).Err())
 			require.False(t, takesFor(ctx, t, rdb, "b", "y", "z").OK, name)
-			require.Equal(t, before, dump(ctx, t, rdb)[use], "%s: nor is a denial counted", name)
+			require.Equal(t, before, dump(ctx, t, rdb)[use], "%s: the denial is not counted", name)
 		}
 	})
 }
@@ -365,7 +365,7 @@ func TestAFlowWithoutARightWaitsForThePlanOfARefill(t *testing.T) {
 	}
 	reply, err = takeFor(ctx, w.rdb, "b", "b", 1001)
 	require.NoError(t, err)
-	require.Equal(t, []lua.RunReply{{Wait: -time.Microsecond}}, reply.Runs, "more than the capacity")
+	require.Equal(t, []lua.RunReply{{Wait: -time.Microsecond}}, reply.Runs, "no wait is long enough for 1001 tokens")
 }
 
 // The numbers of a plan may have up to 16 digits.
@@ -383,14 +383,14 @@ func TestTheNumbersOfAPlanMayHaveSixteenDigits(t *testing.T) {
 	p := listing(2)
 	p.Floor = large
 	require.NoError(t, planned(ctx, w.rdb, "b", p))
-	require.True(t, flow("z", 5), "its first take")
-	require.False(t, flow("z", 5), "below the floor")
+	require.True(t, flow("z", 5), "the flow's first take succeeds")
+	require.False(t, flow("z", 5), "a take below the floor is denied")
 
 	p = listing(3)
 	p.Floor, p.Unlisted = large, large
 	require.NoError(t, planned(ctx, w.rdb, "b", p))
 	require.True(t, flow("y", 5))
-	require.True(t, flow("y", 5), "an unlisted flow that asked for little")
+	require.True(t, flow("y", 5), "an unlisted flow that asked for few tokens is served")
 
 	p = listing(4)
 	p.Floor, p.Span = 0, large
@@ -513,7 +513,7 @@ func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 				sum += n
 			}
 		}
-		require.Equal(t, 5*(len(flows)+2), sum, "each is counted once")
+		require.Equal(t, 5*(len(flows)+2), sum, "each take is counted once")
 	})
 }
 
@@ -536,7 +536,7 @@ func TestABlockOfAFlowWithoutAPlanIsNotPaidFor(t *testing.T) {
 		require.NoError(t, planned(ctx, rdb, "b", listing(2)))
 		call.Seq, call.Want = 2, 0
 		call.Keep = 3
-		require.Regexp(t, `^1 3 \d+ \d+ 2 0 0 3$`, lease(), "two were spent, and none was asked for")
+		require.Regexp(t, `^1 3 \d+ \d+ 2 0 0 3$`, lease(), "two tokens were spent and none requested")
 	})
 }
 
@@ -558,6 +558,6 @@ func TestLeaseCallsOfAFlowThatIsNotCountedLeaveTheFloor(t *testing.T) {
 		}
 		left, err := rdb.Get(ctx, "b").Int()
 		require.NoError(t, err)
-		require.GreaterOrEqual(t, left, 40, "the floor of 50, less what an unlisted flow may take")
+		require.GreaterOrEqual(t, left, 40, "an unlisted flow takes at most 10 tokens of the floor of 50")
 	})
 }

@@ -93,12 +93,12 @@ func TestAForeignAdderBesideOursNeverOverIssues(t *testing.T) {
 					}
 				}
 			}
-			require.Positive(t, foreign, "the foreigner was seen")
+			require.Positive(t, foreign, "some refills detect the foreign client")
 			// The server's clock also ran a little by itself.
 			elapsed += load(ctx, t, rdb, "b").Control.Last - b.Control.Last
-			require.LessOrEqual(t, issued, elapsed*perInterval/interval+perInterval, "never more than the rate of one")
+			require.LessOrEqual(t, issued, elapsed*perInterval/interval+perInterval, "two clients add no more than the rate")
 			require.Greater(t, issued, int64(0))
-			t.Logf("issued %d of %d due, %d by us, %d stretches left to the foreigner", issued, elapsed*perInterval/interval,
+			t.Logf("issued %d of %d due tokens, %d by us, %d intervals left to the other", issued, elapsed*perInterval/interval,
 				credited, foreign)
 		})
 	}

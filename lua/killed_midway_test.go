@@ -107,7 +107,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		heal(key)
 		refilled(key)
 	}
-	require.EqualValues(t, len(heals), alive(), "what heals them counts them")
+	require.EqualValues(t, len(heals), alive(), "the takes that add the names count the buckets")
 	require.NoError(t, rdb.Del(ctx, lua.AliveKey("user:")).Err())
 
 	// First the replica dies before it removes the full bucket's name. Then it dies after the removal, before it reads the
@@ -118,9 +118,9 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		full(key)
 		refillUser(ctx, t, dying(&killed{at: "srem", before: true}), key, userTerms)
 		require.EqualValues(t, 60, *load(ctx, t, rdb, key).Tokens)
-		require.True(t, isActive(ctx, t, rdb, key), "its name stays")
+		require.True(t, isActive(ctx, t, rdb, key), "the bucket's name stays")
 		rewind(ctx, t, rdb, key, 5*time.Second)
-		require.True(t, refillUser(ctx, t, rdb, key, userTerms).Left, "until the next refill")
+		require.True(t, refillUser(ctx, t, rdb, key, userTerms).Left, "the next refill removes the name")
 		require.False(t, isActive(ctx, t, rdb, key))
 
 		require.True(t, takeUser(ctx, t, rdb, key, bounded, 1))
@@ -129,7 +129,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		replica.AddHook(before{"srem", func() { require.True(t, takeUser(ctx, t, rdb, key, bounded, 5)) }})
 		refillUser(ctx, t, replica, key, userTerms)
 		require.EqualValues(t, 55, *load(ctx, t, rdb, key).Tokens)
-		require.False(t, isActive(ctx, t, rdb, key), "it isn't full, and its entry is lost")
+		require.False(t, isActive(ctx, t, rdb, key), "the name of a bucket that isn't full is missing")
 		heal(key)
 		refilled(key)
 	}

@@ -92,7 +92,7 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 					require.LessOrEqual(t, lazy.Runs[0].Wait, r.Runs[0].Wait+p.Rate.TimeFor(credit(longest)), where)
 					require.LessOrEqual(t, r.Runs[0].Wait, lazy.Runs[0].Wait+longest, where)
 				} else if !r.OK {
-					require.Equal(t, lazy.Runs[0].Wait, r.Runs[0].Wait, "%s: never", where)
+					require.Equal(t, lazy.Runs[0].Wait, r.Runs[0].Wait, "%s: both modes never have so many tokens", where)
 				}
 			case lazy.OK: // its credit comes with the next refill
 				ahead++
@@ -107,6 +107,6 @@ func TestLazyAndRefilledBucketsAdmitTheSameWithinOneRefill(t *testing.T) {
 			}
 		}
 	}
-	t.Logf("%d takes had the same answer, %d the lazy bucket alone granted, %d the refilled one", same, ahead, behind)
+	t.Logf("%d takes had the same reply, only the lazy bucket granted %d, only the refilled one %d", same, ahead, behind)
 	require.Positive(t, same)
 }

@@ -41,7 +41,7 @@ func TestASwitchCreditsTheDueStepOfTheOldSchedule(t *testing.T) {
 		for name, terms := range map[string]policy.Terms{
 			"a smooth policy": policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: time.Minute}.
 				Terms(policy.Fence{Epoch: 4}),
-			"another schedule": policy.Policy{Capacity: 1000, Steps: policy.Every(time.Minute), StepTokens: 7}.
+			"a different schedule": policy.Policy{Capacity: 1000, Steps: policy.Every(time.Minute), StepTokens: 7}.
 				Terms(policy.Fence{Epoch: 4}),
 		} {
 			now := serverTime(ctx, t, rdb)
@@ -270,7 +270,7 @@ func TestALeaseThatIsNotKnownIsNeitherRenewedNorPaid(t *testing.T) {
 			_, err := lua.Lease(ctx, rdb, "b", c.call)
 			require.ErrorIs(t, err, c.want, "%+v", c.call)
 			require.Equal(t, "100", rdb.Get(ctx, "b").Val())
-			require.EqualValues(t, 3, rdb.DBSize(ctx).Val(), "nothing is held")
+			require.EqualValues(t, 3, rdb.DBSize(ctx).Val(), "no holdings are stored")
 		}
 		for want, left := range map[int64]string{1: "99", 60: "50"} { // at most half
 			storeCase(ctx, t, rdb, "b", 100)
@@ -317,7 +317,7 @@ func TestAPeekShowsTheChangesOfAnotherProgram(t *testing.T) {
 		require.NoError(t, rdb.IncrBy(ctx, "{b}", 3).Err())
 		require.EqualValues(t, 3, peek().Moved)
 		require.NoError(t, rdb.Set(ctx, "{b}", 0, 0).Err())
-		require.Zero(t, peek().Moved, "an index of 0 is a lost one")
+		require.Zero(t, peek().Moved, "an index of 0 counts as lost")
 		require.NoError(t, rdb.Del(ctx, "b", "{b}").Err())
 		r = peek()
 		require.True(t, r.Lost)
@@ -327,7 +327,7 @@ func TestAPeekShowsTheChangesOfAnotherProgram(t *testing.T) {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 		require.NoError(t, rdb.Set(ctx, "b", 5, 0).Err())
 		r = peek()
-		require.Equal(t, lua.PeekReply{Tokens: 5, Refilled: lua.Refilled{Now: r.Now}}, r, "of a foreign client")
+		require.Equal(t, lua.PeekReply{Tokens: 5, Refilled: lua.Refilled{Now: r.Now}}, r, "the bucket has only its tokens")
 		require.NoError(t, rdb.Set(ctx, "{b}", 4, 0).Err())
 		require.EqualValues(t, 4, peek().Moved)
 	})
@@ -428,7 +428,7 @@ func TestAnOverrideCountsOnFromThePolicyInForce(t *testing.T) {
 		reply, err := lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
 		require.NoError(t, err)
 		require.Equal(t, policy.Fence{Epoch: policy.OwnEpoch, Seq: seq}, reply.Terms.Fence)
-		require.Equal(t, fmt.Sprint(embeddedNow), rdb.HGet(ctx, "{user:1}:ctl", "lowered").Val(), "when it was lowered")
+		require.Equal(t, fmt.Sprint(embeddedNow), rdb.HGet(ctx, "{user:1}:ctl", "lowered").Val(), "it has the current time")
 		require.NoError(t, rdb.Del(ctx, lua.OverrideKey("user:1")).Err())
 		require.NoError(t, rdb.HDel(ctx, "{user:1}:ctl", "lowered").Err())
 	}
@@ -523,8 +523,8 @@ func TestTheNextStepAfterAClockWasSetBack(t *testing.T) {
 			wantNext         int64
 		}{
 			{"the state has the period", 10 * hour, 10 * hour, 11 * hour, policy.Call{}, hour, 2 * hour},
-			{"the call has it", 10 * hour, 10 * hour, 0, policy.Call{Step: -1, Next: hour - 1}, hour, 2 * hour},
-			{"it isn't known", 10 * hour, 10 * hour, 0, policy.Call{}, 10 * hour, 0},
+			{"the call has the period", 10 * hour, 10 * hour, 0, policy.Call{Step: -1, Next: hour - 1}, hour, 2 * hour},
+			{"the period is unknown", 10 * hour, 10 * hour, 0, policy.Call{}, 10 * hour, 0},
 			{"rolled back", 0, -hour / 2, 0, policy.Call{Next: hour / 2, Version: forgotten}, 0, hour},
 		} {
 			now := serverTime(ctx, t, rdb)
@@ -567,7 +567,7 @@ func TestABucketOfOneTokenIsAdopted(t *testing.T) {
 			require.EqualValues(t, 1, out.Tokens)
 		}
 		require.True(t, rdb.HExists(ctx, lua.ControlKey("user:1"), "lowered").Val(),
-			"its capacity may have been higher before")
+			"the capacity may have been higher before")
 	})
 }
 

@@ -32,7 +32,7 @@ func TestAScriptWhoseReplyIsLostRunsOnce(t *testing.T) {
 	direct, p := server.Client(), testenv.Proxy(t, server.Addr(), 0)
 	retrying := redis.NewClient(&redis.Options{Addr: p.Addr()})
 	t.Cleanup(func() { _ = retrying.Close() })
-	require.Equal(t, 3, retrying.Options().MaxRetries, "the default")
+	require.Equal(t, 3, retrying.Options().MaxRetries, "three retries are the default")
 	require.NoError(t, lua.Load(ctx, direct))
 
 	plain := redis.NewScript(`return redis.call('DECRBY', KEYS[1], ARGV[1])`)
@@ -158,11 +158,11 @@ func checkLostBatch(ctx context.Context, t *testing.T, direct, retrying redis.Un
 		require.ErrorContains(t, r.Err, "refiller: refill: ")
 	}
 	for i, p := range proxies {
-		require.LessOrEqual(t, p.LostReplies()-before[i], 1, "it was sent once")
+		require.LessOrEqual(t, p.LostReplies()-before[i], 1, "the call was sent once")
 	}
 	for _, c := range calls {
 		b := load(ctx, t, direct, c.Key)
-		require.EqualValues(t, buckettest.Index+1, *b.Index, "it ran once")
-		require.GreaterOrEqual(t, *b.Tokens, int64(150), "and did its work")
+		require.EqualValues(t, buckettest.Index+1, *b.Index, "the script ran once")
+		require.GreaterOrEqual(t, *b.Tokens, int64(150), "the refill added its tokens")
 	}
 }

@@ -142,7 +142,7 @@ func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 		id := end.Member.(string)
 		b.Ends[id] = int64(end.Score)
 		if h, there := b.Held[id]; there {
-			require.Equal(t, b.Ends[id], h.Until, "both keys say when %s ends", id)
+			require.Equal(t, b.Ends[id], h.Until, "both keys have the same end of %s", id)
 		}
 	}
 	ctl, err := rdb.HGetAll(ctx, lua.ControlKey(key)).Result()
@@ -153,7 +153,7 @@ func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	c := &policy.Control{}
 	c.Terms, err = policy.DecodeTerms(ctl["pol"])
 	require.NoError(t, err)
-	require.Equal(t, c.Terms.Encode(), ctl["pol"], "equal policies are equal texts")
+	require.Equal(t, c.Terms.Encode(), ctl["pol"], "a policy has only one text")
 	numbers := []*int64{&c.Era, &c.Last, &c.Index, &c.Carry}
 	if c.Terms.Kind == policy.Stepped {
 		numbers = append(numbers, &c.Step, &c.Next)
@@ -165,9 +165,9 @@ func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	if out, there := ctl["out"]; there {
 		_, err = fmt.Sscan(out, &c.Outstanding, &c.Due, &c.Debt)
 		require.NoError(t, err)
-		require.NotEqual(t, "0 0 0", out, "the field goes with the last number")
+		require.NotEqual(t, "0 0 0", out, "the field is deleted if all its numbers are 0")
 	}
-	require.Equal(t, stateOf(c), ctl["st"], "equal states are equal texts")
+	require.Equal(t, stateOf(c), ctl["st"], "a state has only one text")
 	b.Control = c
 	return b
 }
@@ -187,7 +187,7 @@ func TestRefillScriptFollowsEveryRule(t *testing.T) {
 			store(ctx, t, rdb, c.Name, b)
 			got, err := lua.Refill(ctx, rdb, c.Name, call)
 			require.NoError(t, err)
-			require.Equal(t, b.Refill(call, got.Now), got, "the model at the server's time")
+			require.Equal(t, b.Refill(call, got.Now), got, "the script replies as the model at the server's time")
 			require.Equal(t, b, load(ctx, t, rdb, c.Name))
 		})
 	}

@@ -45,18 +45,18 @@ func TestCasesOfTheTwoScriptBucket(t *testing.T) {
 	})
 	t.Run("AddToken begins a bucket, once for an index", func(t *testing.T) {
 		require.EqualValues(t, 1, add(t, "first", 0, 10, 100))
-		require.EqualValues(t, 1, add(t, "first", 0, 10, 100), "the same index")
-		require.EqualValues(t, 1, add(t, "first", 7, 10, 100), "an index to come")
+		require.EqualValues(t, 1, add(t, "first", 0, 10, 100), "an add with the same index adds nothing")
+		require.EqualValues(t, 1, add(t, "first", 7, 10, 100), "an add with a later index adds nothing")
 		require.EqualValues(t, 10, number(t, "first"))
 		require.EqualValues(t, 2, add(t, "first", 1, 10, 100))
 		require.EqualValues(t, 20, number(t, "first"))
-		require.EqualValues(t, 2, number(t, "{first}"), "GetKeyIdx")
+		require.EqualValues(t, 2, number(t, "{first}"), "the index counts both adds")
 	})
 	t.Run("AddToken adds up to the limit", func(t *testing.T) {
 		add(t, "full", 0, 90, 100)
 		require.EqualValues(t, 2, add(t, "full", 1, 90, 100))
 		require.EqualValues(t, 100, number(t, "full"))
-		require.EqualValues(t, 3, add(t, "full", 2, 1, 50), "a lower limit cuts off")
+		require.EqualValues(t, 3, add(t, "full", 2, 1, 50), "a lower limit cuts tokens off")
 		require.EqualValues(t, 50, number(t, "full"))
 	})
 	t.Run("AddToken of many at once adds once for an index", func(t *testing.T) {
@@ -87,7 +87,7 @@ func TestCasesOfTheTwoScriptBucket(t *testing.T) {
 			require.NoError(t, err)
 			require.False(t, ok)
 		})
-		t.Run("FetchToken by "+name+" of what is no number is an error", func(t *testing.T) {
+		t.Run("FetchToken by "+name+" of a text that is no number fails", func(t *testing.T) {
 			require.NoError(t, rdb.Set(ctx, "text", "abc", 0).Err())
 			_, err := fetch("text")
 			require.Error(t, err)
@@ -106,7 +106,7 @@ func TestCasesOfTheTwoScriptBucket(t *testing.T) {
 	t.Run("AddToken after DelKey and DelKeyIdx begins anew", func(t *testing.T) {
 		add(t, "again", 0, 10, 100)
 		require.NoError(t, rdb.Del(ctx, "again", "{again}").Err())
-		require.Zero(t, add(t, "again", 1, 10, 100), "the index of before")
+		require.Zero(t, add(t, "again", 1, 10, 100), "an add with the index of the deleted bucket adds nothing")
 		require.Zero(t, rdb.Exists(ctx, "again").Val())
 		require.EqualValues(t, 1, add(t, "again", 0, 10, 100))
 	})

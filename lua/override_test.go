@@ -57,7 +57,7 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 			Terms: &own, Exists: true, Tokens: *model.Tokens, Till: reply.Till,
 		}, reply, where)
 		require.GreaterOrEqual(t, reply.Till, (now+own.Lifetime().Microseconds())/1_000_000,
-			"it lives as its new policy says")
+			"the bucket lives as long as its new policy requires")
 		stored, err := lua.Override(ctx, rdb, key)
 		require.NoError(t, err)
 		require.Equal(t, own, *stored)
@@ -77,7 +77,7 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		after := load(ctx, t, rdb, key)
 		require.Equal(t, template, after.Control.Terms, where)
 		require.Greater(t, after.Control.Era, before.Control.Era, where)
-		require.LessOrEqual(t, *after.Tokens, min(*before.Tokens, template.Capacity), "no time has passed: nothing is added")
+		require.LessOrEqual(t, *after.Tokens, min(*before.Tokens, template.Capacity), "in no time no tokens are added")
 		switch template.CarryOver {
 		case policy.CarryReset:
 			require.Zero(t, *after.Tokens, where)
@@ -90,7 +90,7 @@ func TestAnOverrideSwitchesABucketAsALaterPolicyDoes(t *testing.T) {
 		again, err := lua.UnsetOverride(ctx, rdb, key, &template, policy.EnforceRefilled)
 		require.NoError(t, err, where)
 		require.False(t, again.Had)
-		require.Equal(t, after, load(ctx, t, rdb, key), "unset once more changes nothing")
+		require.Equal(t, after, load(ctx, t, rdb, key), "a second Unset changes nothing")
 	}
 	require.NotZero(t, added)
 	require.NotZero(t, taken)
@@ -247,11 +247,11 @@ func anOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T, rdb *redis.Client) {
 	require.EqualValues(t, 400, r.Remaining)
 	_, err = lua.UnsetOverride(ctx, rdb, "user:1", nil, policy.EnforceRefilled)
 	require.NoError(t, err)
-	require.Zero(t, rdb.Exists(ctx, lua.OverrideKey("user:1")).Val(), "it ends without a template, too")
+	require.Zero(t, rdb.Exists(ctx, lua.OverrideKey("user:1")).Val(), "an override without a template can be removed")
 	peek, err := lua.Peek(ctx, rdb, "user:1", 1)
 	require.NoError(t, err)
 	own.Fence = policy.Fence{}
-	require.Equal(t, own, *peek.Terms, "so that any other policy replaces it")
+	require.Equal(t, own, *peek.Terms, "the policy without a fence remains, so that any other replaces it")
 
 	for i, key := range []string{"user:2", "{user:2}", "{user:2}:ctl", "{user:2}:override", "{user:2}:lazy"} {
 		require.NoError(t, rdb.FlushAll(ctx).Err())
@@ -263,7 +263,7 @@ func anOverrideOfAKeyWithoutABucketWaitsForIt(t *testing.T, rdb *redis.Client) {
 		_, err = lua.SetOverride(ctx, rdb, "user:2", own, userTerms, policy.EnforceLazy)
 		require.ErrorIs(t, err, lua.ErrMalformedBucket, key)
 		require.ErrorContains(t, err, fmt.Sprintf("the key %q does not hold", key))
-		require.Equal(t, size, rdb.DBSize(ctx).Val(), "nothing is written")
+		require.Equal(t, size, rdb.DBSize(ctx).Val(), "no key is written")
 	}
 }
 
@@ -286,7 +286,7 @@ func afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T, r
 	configured := policy.Policy{Capacity: 600, Rate: policy.PerSecond(10)}.Terms(policy.Fence{Epoch: 8})
 	o, err := lua.Refill(ctx, rdb, "user:1", policy.Call{Terms: &configured})
 	require.NoError(t, err)
-	require.True(t, o.Fence.Own(), "it is over all versions")
+	require.True(t, o.Fence.Own(), "no version of the template replaces the override")
 	b := load(ctx, t, rdb, "user:1")
 	*b.Index = 24
 	b.Control.Index = 24
@@ -298,7 +298,7 @@ func afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T, r
 	o, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Version: policy.Version{Era: o.Version.Era, Index: 24}})
 	require.NoError(t, err)
 	require.EqualValues(t, 25, o.Version.Index)
-	require.Greater(t, rdb.PTTL(ctx, "user:1").Val(), 190*time.Second, "and lives while it is refilled")
+	require.Greater(t, rdb.PTTL(ctx, "user:1").Val(), 190*time.Second, "a refill renews the expiry")
 	_, err = lua.UnsetOverride(ctx, rdb, "user:1", nil, policy.EnforceRefilled)
 	require.NoError(t, err)
 	o, err = lua.Refill(ctx, rdb, "user:1", policy.Call{Version: o.Version, Terms: &configured})

@@ -57,7 +57,7 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 			again, same, err := lua.ReadTemplates(ctx, rdb, id)
 			require.NoError(t, err)
 			require.Equal(t, id, same)
-			require.Nil(t, again, "it is known")
+			require.Nil(t, again, "a known set is not read again")
 		}
 		return set
 	}
@@ -74,17 +74,17 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first))
 	require.True(t, read().Equal(first))
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(first))
-	require.Equal(t, lua.Publication{OK: false, Before: 7}, publish(changed), "a version belongs to one set")
+	require.Equal(t, lua.Publication{OK: false, Before: 7}, publish(changed), "a version belongs to only one set")
 	require.True(t, read().Equal(first))
 	require.Nil(t, earlier())
 	require.Equal(t, lua.Publication{OK: true, Before: 7}, publish(later))
 	require.True(t, earlier().Equal(first))
-	require.Equal(t, lua.Publication{OK: false, Before: 8}, publish(first), "an old replica")
+	require.Equal(t, lua.Publication{OK: false, Before: 8}, publish(first), "an older version is not published")
 	require.True(t, read().Equal(later))
 	require.True(t, earlier().Equal(first))
 
 	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
-	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first), "it was lost")
+	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(first), "the lost set can be published again")
 
 	require.NoError(t, rdb.Set(ctx, lua.TemplatesKey, "x", 0).Err())
 	_, err := lua.PublishTemplates(ctx, rdb, later)
@@ -96,7 +96,7 @@ func publishing(t *testing.T, rdb redis.UniversalClient) {
 	require.NoError(t, rdb.HSet(ctx, lua.TemplatesKey, "id", "x", "text", "{}{").Err())
 	_, _, err = lua.ReadTemplates(ctx, rdb, "")
 	require.ErrorIs(t, err, policy.ErrTemplates)
-	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(later), "what can't be read is nothing")
+	require.Equal(t, lua.Publication{OK: true, Before: -1}, publish(later), "an unreadable set is replaced")
 }
 
 // meanwhile is a client for which something happens just before its next script runs.
@@ -121,10 +121,10 @@ func TestWhatIsPublishedMeanwhileIsRegarded(t *testing.T) {
 			meanwhile *policy.Templates
 			want      lua.Publication
 		}{
-			"the same set":              {first, lua.Publication{OK: true, Before: 7}},
-			"another of its version":    {templateSet(t, 7, 61), lua.Publication{Before: 7}},
-			"one of a later version":    {templateSet(t, 8, 60), lua.Publication{Before: 8}},
-			"one of an earlier version": {templateSet(t, 6, 60), lua.Publication{OK: true, Before: 6}},
+			"the same set":                    {first, lua.Publication{OK: true, Before: 7}},
+			"another set of the same version": {templateSet(t, 7, 61), lua.Publication{Before: 7}},
+			"a set of a later version":        {templateSet(t, 8, 60), lua.Publication{Before: 8}},
+			"a set of an earlier version":     {templateSet(t, 6, 60), lua.Publication{OK: true, Before: 6}},
 		} {
 			require.NoError(t, rdb.FlushAll(ctx).Err())
 			got, err := lua.PublishTemplates(ctx, meanwhile{rdb, func() {
@@ -141,7 +141,7 @@ func TestWhatIsPublishedMeanwhileIsRegarded(t *testing.T) {
 			require.NoError(t, err)
 			require.True(t, set.Equal(stays), name)
 			if name == "the same set" {
-				require.Empty(t, rdb.HGet(ctx, lua.TemplatesKey, "earlier").Val(), "it replaced none")
+				require.Empty(t, rdb.HGet(ctx, lua.TemplatesKey, "earlier").Val(), "the set replaced no earlier set")
 			}
 		}
 		for name, spoil := range map[string]func() error{
@@ -188,7 +188,7 @@ func TestBucketsInOtherSlotsThanTheirTemplateAreCounted(t *testing.T) {
 		require.NotZero(t, r.Till)
 		require.False(t, isActive(ctx, t, rdb, key))
 		for range 2 {
-			require.NoError(t, many.Enter(ctx, rdb, key, r.Till), "it may be repeated")
+			require.NoError(t, many.Enter(ctx, rdb, key, r.Till), "Enter may be repeated")
 		}
 		require.True(t, isActive(ctx, t, rdb, key))
 		require.EqualValues(t, i+1, rdb.ZCard(ctx, lua.AliveKey("user:")).Val())
@@ -213,14 +213,14 @@ func aBucketIsClaimedBeforeItIsCreated(t *testing.T, rdb *redis.Client) {
 	}
 	require.NoError(t, two.Enter(ctx, rdb, "user:gone", serverTime(ctx, t, rdb)/1_000_000))
 	require.NoError(t, two.Claim(ctx, rdb, "user:1"))
-	require.Greater(t, counted("user:1"), 190*time.Second, "twice the time in which it drains")
+	require.Greater(t, counted("user:1"), 190*time.Second, "a claim lasts twice the time in which the bucket drains")
 	require.LessOrEqual(t, counted("user:1"), 201*time.Second)
-	require.NoError(t, two.Claim(ctx, rdb, "user:2"), "one that has expired isn't alive")
+	require.NoError(t, two.Claim(ctx, rdb, "user:2"), "an expired bucket doesn't count as alive")
 	require.ErrorContains(t, two.Claim(ctx, rdb, "user:3"), "2 are alive, at most 2 may be")
 	require.ErrorIs(t, two.Claim(ctx, rdb, "user:3"), lua.ErrTooManyBuckets)
-	require.NoError(t, two.Claim(ctx, rdb, "user:1"), "it has its claim")
+	require.NoError(t, two.Claim(ctx, rdb, "user:1"), "a bucket with a claim may claim again")
 	require.EqualValues(t, 2, rdb.ZCard(ctx, lua.AliveKey("user:")).Val())
 
 	require.NoError(t, rdb.Set(ctx, lua.AliveKey("user:"), "something else", 0).Err())
-	require.NoError(t, two.Claim(ctx, rdb, "user:3"), "a set of another type fails no take")
+	require.NoError(t, two.Claim(ctx, rdb, "user:3"), "a take succeeds although the set has another type")
 }

@@ -65,7 +65,7 @@ func holdsAgree(t *testing.T, rdb *redis.Client) {
 			require.Equal(t, model, loadHeld(ctx, t, rdb, key), where)
 		}
 	}
-	require.False(t, slices.ContainsFunc(outcomes, missed), "of %q, some was never reached: %v", outcomes, reached)
+	require.False(t, slices.ContainsFunc(outcomes, missed), "some of %q never occurred: %v", outcomes, reached)
 }
 
 // hold makes a call on the server and on the model, and compares the replies. It returns a name for what happened.
@@ -189,12 +189,12 @@ func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	expire("x", "y", "of another era")
 	r := lua.Sweep(ctx, rdb, []string{"b"}, 2)[0]
 	require.NoError(t, r.Err)
-	require.Equal(t, policy.Swept{Returned: 150, Clamped: 50}, r.Swept, "two of them, in order")
+	require.Equal(t, policy.Swept{Returned: 150, Clamped: 50}, r.Swept, "the sweep ends the first two")
 	r = lua.Sweep(ctx, rdb, []string{"b"}, 2)[0]
 	require.Equal(t, policy.Swept{Void: 100}, r.Swept)
 	require.EqualValues(t, 1000, r.Tokens)
 	require.Zero(t, r.Outstanding)
-	require.Greater(t, r.Due, r.Now, "they are remembered")
+	require.Greater(t, r.Due, r.Now, "the swept records are kept")
 
 	late, err := lua.Settle(ctx, rdb, "b", "x", 30)
 	require.NoError(t, err)
@@ -202,11 +202,11 @@ func TestALateSettlementChargesAReservationThatRanOut(t *testing.T) {
 	require.EqualValues(t, 970, late.Remaining)
 	late, err = lua.Settle(ctx, rdb, "b", "of another era", 130)
 	require.NoError(t, err)
-	require.Equal(t, policy.Settlement{Charged: 30}, late.Settlement, "100 never went back")
+	require.Equal(t, policy.Settlement{Charged: 30}, late.Settlement, "100 of the tokens were never returned")
 	require.EqualValues(t, 940, late.Remaining)
 	expire("x", "y", "of another era")
 	r = lua.Sweep(ctx, rdb, []string{"b"}, 10)[0]
-	require.Zero(t, r.Due, "nothing is left")
+	require.Zero(t, r.Due, "no records are left")
 	_, err = lua.Settle(ctx, rdb, "b", "x", 30)
 	require.ErrorIs(t, err, lua.ErrNotHeld)
 }
@@ -242,7 +242,7 @@ func returnsToAnotherEraAreDropped(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, err)
 	require.Equal(t, policy.StatusRolledBack, out.Status)
 	require.Zero(t, out.Tokens)
-	require.EqualValues(t, 200, out.Outstanding, "their holders may still spend them")
+	require.EqualValues(t, 200, out.Outstanding, "holders may still spend the 200 tokens")
 	s, err := lua.Settle(ctx, rdb, "b", "r", 10)
 	require.NoError(t, err)
 	require.Equal(t, policy.Settlement{Void: 90}, s.Settlement)
@@ -267,7 +267,7 @@ func aLeaseIsGivenAtMostHalfOfWhatTheBucketHolds(t *testing.T, rdb *redis.Client
 	again, err := lua.Lease(ctx, rdb, "b", lease)
 	require.NoError(t, err)
 	r.Now = again.Now
-	require.Equal(t, r, again, "the reply was lost and the call is sent again")
+	require.Equal(t, r, again, "a repeated call gets the same reply")
 	p, err := lua.Peek(ctx, rdb, "b", 1)
 	require.NoError(t, err)
 	require.Equal(t, []int64{51, 50}, []int64{p.Tokens, p.Outstanding})
@@ -287,7 +287,7 @@ func aSettlementIsMadeOnce(t *testing.T, rdb *redis.Client) {
 		r, err := lua.Reserve(ctx, rdb, "b", call)
 		require.NoError(t, err)
 		require.True(t, r.OK)
-		require.EqualValues(t, 40, r.Remaining, "it is charged once")
+		require.EqualValues(t, 40, r.Remaining, "the reservation is charged once")
 	}
 	for i := range 3 {
 		r, err := lua.Settle(ctx, rdb, "b", "job 7", 25+int64(i))
@@ -297,7 +297,7 @@ func aSettlementIsMadeOnce(t *testing.T, rdb *redis.Client) {
 		require.EqualValues(t, 75, r.Remaining)
 	}
 	_, err := lua.Reserve(ctx, rdb, "b", call)
-	require.ErrorIs(t, err, lua.ErrIDInUse, "it was settled")
+	require.ErrorIs(t, err, lua.ErrIDInUse, "the reservation was settled")
 }
 
 func TestDebtIsPaidBeforeTokensAndIsAtMostTheCapacity(t *testing.T) {
@@ -350,7 +350,7 @@ func aStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T, rdb *redis.Client)
 		require.NoError(t, err)
 		require.EqualValues(t, 400, out.Outstanding)
 		if !strict {
-			require.EqualValues(t, 1000, out.Tokens, "it refills behind the lease")
+			require.EqualValues(t, 1000, out.Tokens, "a loose bucket is full in spite of the lease")
 			continue
 		}
 		require.EqualValues(t, 600, out.Tokens)
@@ -362,7 +362,7 @@ func aStrictBucketKeepsRoomForWhatIsOutstanding(t *testing.T, rdb *redis.Client)
 		require.EqualValues(t, 600, op.Tokens)
 		back, err := lua.Return(ctx, rdb, "b", 5, 0)
 		require.NoError(t, err)
-		require.EqualValues(t, 5, back.Clamped, "what was taken otherwise has no room either")
+		require.EqualValues(t, 5, back.Clamped, "a strict bucket has no room for other returned tokens")
 		r, err = lua.Lease(ctx, rdb, "b", lua.LeaseCall{ID: "x", Seq: 2, Back: 400, TTL: time.Minute})
 		require.NoError(t, err)
 		require.Zero(t, r.Clamped)
@@ -436,7 +436,7 @@ func aBucketThatExpiresOutlivesItsReservations(t *testing.T, rdb *redis.Client) 
 	require.NoError(t, err)
 	left, err := rdb.PTTL(ctx, "b").Result()
 	require.NoError(t, err)
-	require.Greater(t, left, time.Hour, "it is not cut short")
+	require.Greater(t, left, time.Hour, "the expiry is not shortened")
 
 	storeCase(ctx, t, rdb, "forever", 100)
 	_, err = lua.Reserve(ctx, rdb, "forever", lua.ReserveCall{ID: "x", N: 10, TTL: time.Hour})
@@ -587,7 +587,7 @@ func aSweepReportsTheErrorOfEachBucket(t *testing.T, rdb *redis.Client) {
 	require.ErrorIs(t, results[0].Err, lua.ErrUnknownBucket)
 	require.NoError(t, results[1].Err)
 	require.EqualValues(t, 100, results[1].Tokens)
-	require.ErrorIs(t, results[2].Err, lua.ErrUnknownBucket, "it has no state")
+	require.ErrorIs(t, results[2].Err, lua.ErrUnknownBucket, "the bucket has no state")
 	ended, cancel := context.WithCancel(ctx)
 	cancel()
 	require.True(t, errors.Is(lua.Sweep(ended, rdb, []string{"b"}, 1)[0].Err, context.Canceled))

@@ -113,7 +113,7 @@ func TestEveryFunctionSurvivesAFlushedScriptCache(t *testing.T) {
 		storeCase(ctx, t, rdb, name, 100)
 		require.NoError(t, call(ctx, rdb, name), name)
 	}
-	require.Equal(t, before, calls(ctx, t, rdb, "eval"), "loaded scripts travel by their hash")
+	require.Equal(t, before, calls(ctx, t, rdb, "eval"), "loaded scripts are called by their hash")
 }
 
 // calls returns how often the server ran a command.
@@ -165,7 +165,7 @@ func TestRefillBatchRunsEachBucketOnceThoughTheCacheIsFlushed(t *testing.T) {
 				require.Equal(t, policy.StatusInitialised, r.Status)
 				require.EqualValues(t, 1, r.Version.Index)
 				b := load(ctx, t, c.rdb, calls[i].Key)
-				require.EqualValues(t, 1, *b.Index, "it ran once")
+				require.EqualValues(t, 1, *b.Index, "the script ran once")
 				require.Equal(t, r.Version, policy.Version{Era: b.Control.Era, Index: *b.Index},
 					"results are in the order of the calls")
 			}
@@ -222,7 +222,7 @@ func TestBatchesOnAClusterKeepToSlots(t *testing.T) {
 		b := load(ctx, t, rdb, calls[i].Key)
 		require.Equal(t, policy.Version{Era: b.Control.Era, Index: *b.Index}, r.Version)
 	}
-	require.Equal(t, results[1].Now, results[2].Now, "one call for both")
+	require.Equal(t, results[1].Now, results[2].Now, "one call refills both buckets")
 
 	// While a slot moves, redirections are followed, and each call runs once.
 	key := "moving"
@@ -364,7 +364,7 @@ func anUnknownBucketLeavesNoKey(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, rdb.LPush(ctx, lua.ControlKey("typo"), 1).Err())
 	_, err = takeOne(ctx, rdb, "typo", 1, false)
 	require.ErrorIs(t, err, lua.ErrMalformedBucket)
-	require.Len(t, dump(ctx, t, rdb), 1, "a malformed one gets no tokens either")
+	require.Len(t, dump(ctx, t, rdb), 1, "a malformed bucket gets no tokens")
 }
 
 func TestAForeignBucketWithoutPolicyIsTakenFrom(t *testing.T) {
@@ -380,13 +380,13 @@ func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 4, Remaining: 6}, r)
 	r, err = takeOne(ctx, rdb, "b", 1, true)
 	require.NoError(t, err)
-	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "there is no policy to return")
+	require.Equal(t, lua.TakeReply{OK: true, Taken: 1, Remaining: 5}, r, "the reply has no policy")
 	r, err = takeOne(ctx, rdb, "b", 6, true)
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	require.Negative(t, r.Wait, "nothing is known of its refills")
+	require.Negative(t, r.Wait, "the time of the next refill is unknown")
 	require.Nil(t, r.Terms)
-	require.Zero(t, r.Version, "nothing is known of its history")
+	require.Zero(t, r.Version, "the bucket's version is unknown")
 	r, err = takeUpTo(ctx, rdb, "b", 9)
 	require.NoError(t, err)
 	require.Equal(t, lua.TakeReply{OK: true, Taken: 5}, r)
@@ -403,7 +403,7 @@ func aForeignBucketWithoutPolicyIsTakenFrom(t *testing.T, rdb *redis.Client) {
 	require.Zero(t, p.Version)
 	for _, err := range []error{operations["Return"](ctx, rdb, "b"), operations["Grant"](ctx, rdb, "b"),
 		operations["Reset"](ctx, rdb, "b")} {
-		require.ErrorIs(t, err, lua.ErrUnknownBucket, "its capacity is unknown")
+		require.ErrorIs(t, err, lua.ErrUnknownBucket, "the bucket's capacity is unknown")
 	}
 	require.Equal(t, "0", rdb.Get(ctx, "b").Val())
 }
@@ -427,7 +427,7 @@ func aTakeReturnsThePolicyWhenAskedOrDenied(t *testing.T, rdb *redis.Client) {
 		r, err = takeOne(ctx, rdb, "b", 40, with)
 		require.NoError(t, err)
 		require.False(t, r.OK)
-		require.EqualValues(t, 20, r.Remaining, "nothing was taken")
+		require.EqualValues(t, 20, r.Remaining, "no tokens were taken")
 		require.Equal(t, b.Control.Terms, *r.Terms)
 		require.Equal(t, policy.Version{Era: buckettest.Era, Index: buckettest.Index}, r.Version)
 		require.Equal(t, b.Control.Last, r.Last)
@@ -440,7 +440,7 @@ func aTakeReturnsThePolicyWhenAskedOrDenied(t *testing.T, rdb *redis.Client) {
 	require.Equal(t, b.Control.Terms, *r.Terms)
 	r, err = takeOne(ctx, rdb, "b", 1001, false)
 	require.NoError(t, err)
-	require.Negative(t, r.Wait, "more than the capacity is never due")
+	require.Negative(t, r.Wait, "more tokens than the capacity are never available")
 }
 
 func TestHugeAmountsStayExact(t *testing.T) {
@@ -534,12 +534,12 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 			got, err := c.call(c.name)
 			require.NoError(t, err)
 			c.want.Version = policy.Version{Era: buckettest.Era, Index: buckettest.Index + 1}
-			require.Equal(t, c.want, got, "the index is kept and one added")
+			require.Equal(t, c.want, got, "the index rises by one")
 
 			out, err := lua.Refill(ctx, rdb, c.name, policy.Call{Version: got.Version})
 			require.NoError(t, err)
 			if c.credit {
-				require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
+				require.Equal(t, policy.StatusApplied, out.Status, "the refill doesn't detect a foreign client")
 				require.GreaterOrEqual(t, out.Elapsed, int64(100_000))
 				require.GreaterOrEqual(t, out.Added+out.Clamped, int64(50))
 				return
@@ -548,7 +548,7 @@ func grantAndResetCountAsOurWrites(t *testing.T, rdb *redis.Client) {
 			back(ctx, t, rdb, c.name, 30_000_000)
 			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: got.Version})
 			require.NoError(t, err)
-			require.Equal(t, policy.StatusApplied, out.Status, "not taken for a foreign adder")
+			require.Equal(t, policy.StatusApplied, out.Status, "the refill doesn't detect a foreign client")
 
 			// A refiller that knows the old index gets a stale reply.
 			out, err = lua.Refill(ctx, rdb, c.name, policy.Call{Version: policy.Version{Era: buckettest.Era,
@@ -580,11 +580,11 @@ func aForeignAddBeforeAGrantIsStillSeen(t *testing.T, rdb *redis.Client) {
 	require.EqualValues(t, buckettest.Index+1, index)
 	granted, err := lua.Grant(ctx, rdb, "b", 5)
 	require.NoError(t, err)
-	require.EqualValues(t, buckettest.Index+1, granted.Version.Index, "the copy")
+	require.EqualValues(t, buckettest.Index+1, granted.Version.Index, "the version has the index of the state")
 	out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: granted.Version})
 	require.NoError(t, err)
 	require.Equal(t, policy.StatusForeign, out.Status)
-	require.EqualValues(t, 155, out.Tokens, "the stretch that the foreigner paid is not credited again")
+	require.EqualValues(t, 155, out.Tokens, "the time that the foreign client credited is not credited again")
 }
 
 func TestGrantRestoresALostIndex(t *testing.T) {
@@ -733,7 +733,7 @@ func TestAServerThatMayNotWriteAnswersNothing(t *testing.T) {
 			_, err := takeFor(ctx, c, "none", "a", 1)
 			return err
 		},
-		"Plan that is there": func(c lua.Client) error {
+		"Plan that is stored already": func(c lua.Client) error {
 			return planned(ctx, c.(redis.UniversalClient), "divided", listing(1))
 		},
 		"TakeOnce, denied": func(c lua.Client) error {

@@ -50,7 +50,7 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	require.EqualValues(t, 1, refill("calls=1").Outstanding)
 	_, err = lua.Settle(ctx, rdb, "b", "r", 1)
 	require.NoError(t, err)
-	require.NotZero(t, refill("calls=1").Due, "it is remembered")
+	require.NotZero(t, refill("calls=1").Due, "the settled record is kept")
 	require.NoError(t, rdb.Del(ctx, lua.OutstandingKey("b"), lua.DueKey("b")).Err())
 	_, err = lua.Settle(ctx, rdb, "b", "r", 1)
 	require.ErrorIs(t, err, lua.ErrNotHeld)
@@ -95,29 +95,29 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 		text          bool   // the state is no hash
 		status        policy.Status
 	}{
-		"as it was left":         {tokens: "5", status: policy.StatusApplied},
-		"another carry":          {tokens: "5", state: state("%d", 20, 1999), status: policy.StatusApplied},
-		"an older index":         {tokens: "5", index: "19", state: state("%d", 19, 7), status: policy.StatusRolledBack},
-		"a newer index":          {tokens: "5", index: "21", state: state("%d", 21, 7), status: policy.StatusStale},
-		"another era":            {tokens: "5", state: "1762" + state("%d", 20, 7)[4:], status: policy.StatusRolledBack},
-		"owing tokens":           {tokens: "-7000000000", status: policy.StatusApplied},
-		"more than its capacity": {tokens: "1099511627777", status: policy.StatusApplied},
-		"a foreign index":        {tokens: "5", index: "21", status: policy.StatusForeign},
-		"one of more digits":     {tokens: "5", index: "201", status: policy.StatusForeign},
-		"a lower one":            {tokens: "5", index: "9", status: policy.StatusForeign},
-		"a lost one":             {tokens: "5", index: "0", status: policy.StatusApplied},
-		"tokens that are none":   {tokens: "1e3", status: policy.StatusMalformed},
-		"a full bucket's too":    {tokens: "0x10000000000", status: policy.StatusMalformed},
-		"tokens beyond 2^53":     {tokens: "9007199254740994", status: policy.StatusMalformed},
-		"tokens read as 2^53":    {tokens: "9007199254740993", status: policy.StatusMalformed},
-		"an index that is none":  {tokens: "5", index: "+20", status: policy.StatusMalformed},
-		"an index of 15 digits":  {tokens: "5", index: "100000000000000", status: policy.StatusMalformed},
-		"an instant of 15":       {tokens: "5", state: state("176300000000000", 20, 7), status: policy.StatusMalformed},
-		"a carry below 0":        {tokens: "5", state: state("%d", 20, -7), status: policy.StatusMalformed},
-		"no carry":               {tokens: "5", state: state("%d", 20, 7)[:22], status: policy.StatusMalformed},
-		"a number too many":      {tokens: "5", state: state("%d", 20, 7) + " 7", status: policy.StatusMalformed},
-		"something outstanding":  {tokens: "5", state: state("%d", 20, 7) + "+", status: policy.StatusMalformed},
-		"a state that is text":   {tokens: "5", text: true, status: policy.StatusMalformed},
+		"unchanged":                      {tokens: "5", status: policy.StatusApplied},
+		"another carry":                  {tokens: "5", state: state("%d", 20, 1999), status: policy.StatusApplied},
+		"an older index":                 {tokens: "5", index: "19", state: state("%d", 19, 7), status: policy.StatusRolledBack},
+		"a newer index":                  {tokens: "5", index: "21", state: state("%d", 21, 7), status: policy.StatusStale},
+		"another era":                    {tokens: "5", state: "1762" + state("%d", 20, 7)[4:], status: policy.StatusRolledBack},
+		"owing tokens":                   {tokens: "-7000000000", status: policy.StatusApplied},
+		"more than its capacity":         {tokens: "1099511627777", status: policy.StatusApplied},
+		"a foreign index":                {tokens: "5", index: "21", status: policy.StatusForeign},
+		"a foreign index of more digits": {tokens: "5", index: "201", status: policy.StatusForeign},
+		"a lower foreign index":          {tokens: "5", index: "9", status: policy.StatusForeign},
+		"a lost index":                   {tokens: "5", index: "0", status: policy.StatusApplied},
+		"tokens that are no number":      {tokens: "1e3", status: policy.StatusMalformed},
+		"many tokens that are no number": {tokens: "0x10000000000", status: policy.StatusMalformed},
+		"tokens beyond 2^53":             {tokens: "9007199254740994", status: policy.StatusMalformed},
+		"tokens read as 2^53":            {tokens: "9007199254740993", status: policy.StatusMalformed},
+		"an index that is no number":     {tokens: "5", index: "+20", status: policy.StatusMalformed},
+		"an index of 15 digits":          {tokens: "5", index: "100000000000000", status: policy.StatusMalformed},
+		"an instant of 15 digits":        {tokens: "5", state: state("176300000000000", 20, 7), status: policy.StatusMalformed},
+		"a carry below 0":                {tokens: "5", state: state("%d", 20, -7), status: policy.StatusMalformed},
+		"no carry":                       {tokens: "5", state: state("%d", 20, 7)[:22], status: policy.StatusMalformed},
+		"a number too many":              {tokens: "5", state: state("%d", 20, 7) + " 7", status: policy.StatusMalformed},
+		"something outstanding":          {tokens: "5", state: state("%d", 20, 7) + "+", status: policy.StatusMalformed},
+		"a state that is text":           {tokens: "5", text: true, status: policy.StatusMalformed},
 	} {
 		t.Run(name, func(t *testing.T) {
 			last := serverTime(ctx, t, rdb) - ago

@@ -110,7 +110,7 @@ func TestTakesOfSeveralBucketsForARequestAreMadeOnce(t *testing.T) {
 		require.NoError(t, rdb.Del(ctx, "{b}:ctl").Err())
 		ok, replies, err := lua.TakeAllOnce(ctx, rdb, "r", time.Minute, demands)
 		require.NoError(t, err)
-		require.True(t, ok, "the answer stays, though a bucket is lost")
+		require.True(t, ok, "a repetition gets the same reply although a bucket lost its state")
 		require.Nil(t, replies[1].Terms)
 		require.NoError(t, rdb.Set(ctx, lua.RequestKey("a", "bad"), "many", 0).Err())
 		_, _, err = lua.TakeAllOnce(ctx, rdb, "bad", time.Minute, demands)
@@ -179,9 +179,9 @@ func aRequestOfSeveralBucketsIsChargedOnceInAnyOrder(t *testing.T, rdb *redis.Cl
 		require.Equal(t, tokens, *load(ctx, t, rdb, key).Tokens, "%s is charged once", key)
 	}
 	_, _, err := lua.TakeAllOnce(ctx, rdb, "id", time.Minute, []lua.Demand{{Key: "b", N: 2}, {Key: "a", N: 2}})
-	require.ErrorIs(t, err, lua.ErrRequestReused, "other demands")
+	require.ErrorIs(t, err, lua.ErrRequestReused, "the ID was used for other demands")
 	_, _, err = lua.TakeAllOnce(ctx, rdb, "id", time.Minute, []lua.Demand{{Key: "c", N: 3}, {Key: "typo", N: 1}})
-	require.ErrorContains(t, err, `"typo"`, "errors name the bucket that the caller named")
+	require.ErrorContains(t, err, `"typo"`, "the error names the caller's bucket")
 }
 
 // A request id of a take from one bucket can't be used for a take from several buckets, and the reverse.

@@ -98,7 +98,7 @@ func aRequestIsForgottenAfterItsMemory(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, err)
 	again, err := rdb.PTTL(ctx, lua.RequestKey("b", "r1")).Result()
 	require.NoError(t, err)
-	require.Greater(t, again, 59*time.Minute, "a repetition leaves the memory of the first charge alone")
+	require.Greater(t, again, 59*time.Minute, "a repetition doesn't shorten the memory of the first charge")
 }
 
 func TestATakeWithARequestIDRefusesWhatItCanNotTake(t *testing.T) {

@@ -224,7 +224,7 @@ func TestAnActiveSetOfAnotherTypeFailsNoTake(t *testing.T) {
 			require.Equal(t, left, replies[i].Remaining)
 		}
 		require.Equal(t, "text", rdb.Get(ctx, set).Val())
-		require.EqualValues(t, -1, rdb.PTTL(ctx, set).Val(), "left alone")
+		require.EqualValues(t, -1, rdb.PTTL(ctx, set).Val(), "Redis sets no expiry")
 	})
 }
 
@@ -246,7 +246,7 @@ func TestADeniedTakeMakesNoTokensWhereTheyWereLost(t *testing.T) {
 		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: b.Control.Era,
 			Index: b.Control.Index}})
 		require.NoError(t, err)
-		require.EqualValues(t, 1000, out.Tokens, "on_loss: full")
+		require.EqualValues(t, 1000, out.Tokens, "a lost bucket is full under on_loss: full")
 	})
 }
 
@@ -390,7 +390,7 @@ func takesQueueBehindOneThatDoesNotFit(t *testing.T, rdb *redis.Client) {
 		Runs: []policy.Run{{N: 4, Count: 1}, {N: 3, Count: 3}, {N: 1, Count: 5}}, Terms: false, InLine: true})
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 2, 0}, []int64{r.Runs[0].Taken, r.Runs[1].Taken, r.Runs[2].Taken})
-	require.EqualValues(t, 1, r.Remaining, "it is there, and not for those behind")
+	require.EqualValues(t, 1, r.Remaining, "the last token is not given to later runs")
 	require.Positive(t, r.Runs[1].Wait)
 	r, err = takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: []policy.Run{{N: 4, Count: 1}}, Terms: false, InLine: true})
 	require.NoError(t, err)

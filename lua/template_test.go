@@ -172,7 +172,7 @@ func TestATakeFromABucketThatIsNotFullReadsItsTokensOnly(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()
 	require.NoError(t, lua.Load(ctx, rdb))
-	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1), "creates")
+	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 1), "the take creates the bucket")
 	take := func(n int64) {
 		r, err := new(lua.TakesCall).Do(ctx, rdb, []lua.Takes{{Key: "user:1", Runs: one(n), Template: users,
 			Below: userTerms.Capacity}})
@@ -191,7 +191,7 @@ func TestATakeFromABucketThatIsNotFullReadsItsTokensOnly(t *testing.T) {
 	delete(counts, "exists")
 	delete(counts, "decrby")
 	delete(counts, "config|resetstat")
-	require.Empty(t, counts, "and nothing else")
+	require.Empty(t, counts, "no other commands are sent")
 
 	// A denied take adds a lost name to the active set again.
 	require.NoError(t, rdb.Del(ctx, lua.ActiveKey("user:", lua.ActiveShard("user:1"))).Err())
@@ -258,7 +258,7 @@ func TestAllKeysOfATemplatesBucketExpireAtOneInstant(t *testing.T) {
 		left := time.Until(time.UnixMilli(at.Milliseconds()))
 		life := terms.Lifetime()
 		require.GreaterOrEqual(t, left, life-time.Second)
-		require.LessOrEqual(t, left, life+life/8+2*time.Second, "rounded up by less than an eighth")
+		require.LessOrEqual(t, left, life+life/8+2*time.Second, "the lifetime is rounded up by less than an eighth")
 		if i > 0 {
 			continue
 		}
@@ -306,7 +306,7 @@ func aBucketThatIsCreatedHasItsExpiryThoughNothingIsTakenFromIt(t *testing.T, rd
 		require.Positive(t, rdb.PTTL(ctx, key).Val(), key)
 	}
 	_, err = takeTemplate(ctx, rdb, "user:2", call, one(1), true, false)
-	require.ErrorIs(t, err, lua.ErrTooManyBuckets, "it counts")
+	require.ErrorIs(t, err, lua.ErrTooManyBuckets, "user:1 counts as a bucket of the template")
 }
 
 func TestAnUnknownKeyLeavesNothing(t *testing.T) {
@@ -323,7 +323,7 @@ func anUnknownKeyLeavesNothing(t *testing.T, rdb *redis.Client) {
 	r, err := takeTemplate(ctx, rdb, "user:1", user(), one(61), false, false)
 	require.NoError(t, err)
 	require.False(t, r.OK)
-	require.EqualValues(t, 60, r.Terms.Capacity, "more than it can ever hold")
+	require.EqualValues(t, 60, r.Terms.Capacity, "the reply has the template's capacity")
 	require.Zero(t, rdb.DBSize(ctx).Val())
 }
 
@@ -380,7 +380,7 @@ func aCallWithoutTheKeyOfTheOverrideFollowsIt(t *testing.T, rdb *redis.Client) {
 	for _, key := range []string{"user:1", "user:2"} {
 		peek, err := lua.LazyPeek(ctx, rdb, key, &userTerms, 1)
 		require.NoError(t, err)
-		require.Zero(t, peek.Remaining, "both count in the same unit")
+		require.Zero(t, peek.Remaining, "each bucket is empty")
 		require.InDelta(t, 12*time.Minute, peek.Runs[0].Wait, float64(time.Minute))
 
 		_, err = takeTemplate(ctx, rdb, key, user(), one(100), true, false)
@@ -418,9 +418,9 @@ func noMoreBucketsThanTheTemplateAllows(t *testing.T, rdb *redis.Client) {
 		})
 	}
 	wg.Wait()
-	require.EqualValues(t, 100, made.Load(), "exactly")
+	require.EqualValues(t, 100, made.Load(), "exactly 100 buckets are created")
 	require.EqualValues(t, 300, refused.Load())
-	require.EqualValues(t, 100*3+activeShards(ctx, rdb)+1, rdb.DBSize(ctx).Val(), "those that were refused left nothing")
+	require.EqualValues(t, 100*3+activeShards(ctx, rdb)+1, rdb.DBSize(ctx).Val(), "refused takes create no keys")
 	_, err := takeTemplate(ctx, rdb, "user:one more", call, one(1), false, false)
 	require.ErrorContains(t, err, `"user:": 100 are alive, at most 100 may be`)
 	call.MaxKeys = 101
@@ -447,12 +447,12 @@ func TestALazyBucketUnderAnotherPolicyIsFullAtTheSameInstant(t *testing.T) {
 		left  int64
 		why   string
 	}{
-		{terms(60, 2), 20, "the same"},
-		{terms(60, 1), 40, "half the rate gives back half of what was taken"},
-		{terms(60, 3), 0, "a higher one empties it"},
-		{terms(100, 2), 60, "a larger one has its new tokens at once"},
-		{terms(50, 2), 10, "a smaller one has that many less"},
-		{terms(30, 2), 0, "down to none"},
+		{terms(60, 2), 20, "the policy is the same"},
+		{terms(60, 1), 40, "half of the rate restores half of the taken tokens"},
+		{terms(60, 3), 0, "a higher rate empties the bucket"},
+		{terms(100, 2), 60, "a larger capacity adds its new tokens at once"},
+		{terms(50, 2), 10, "a smaller capacity removes as many tokens"},
+		{terms(30, 2), 0, "a small capacity leaves no tokens"},
 	} {
 		r, err := lua.LazyPeek(ctx, rdb, "user:1", c.under, 1)
 		require.NoError(t, err)
@@ -516,7 +516,7 @@ func TestExpiredBucketsMakeRoomForOthers(t *testing.T) {
 	}
 	require.NoError(t, lua.NewTemplate(ruled(call), true).Claim(ctx, rdb, "user:claimed"))
 	require.Equal(t, []string{"user:claimed"}, rdb.ZRange(ctx, lua.AliveKey("user:"), 0, -1).Val(),
-		"what has passed is dropped")
+		"expired buckets are removed from the set")
 }
 
 // All buckets of an abandoned template expire, and no names stay in its active set.
@@ -544,12 +544,12 @@ func TestAbandonedBucketsExpireCompletely(t *testing.T) {
 		key := fmt.Sprintf("user:%d", i)
 		require.Equal(t, i%10 == 0, m.Exists(key), key)
 		if i%10 == 0 {
-			require.True(t, isActive(ctx, t, rdb, key), "its shard is still there")
+			require.True(t, isActive(ctx, t, rdb, key), "the bucket's active set still exists")
 		}
 	}
 	pass(25 * time.Minute)
 	require.Empty(t, m.Keys())
-	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), userTerms.Capacity), "it is created full")
+	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), userTerms.Capacity), "the bucket is created full")
 }
 
 func activeShards(ctx context.Context, rdb *redis.Client) int64 {
@@ -717,7 +717,7 @@ func TestWhatALazyBucketAnswers(t *testing.T) {
 	peek, err := lua.LazyPeek(ctx, rdb, "user:1", &template, 4)
 	require.NoError(t, err)
 	require.EqualValues(t, 10, peek.Remaining)
-	require.Zero(t, peek.Runs[0].Wait, "there are 4 tokens")
+	require.Zero(t, peek.Runs[0].Wait, "the bucket has 4 tokens")
 	runs := []policy.Run{{N: 6, Count: 1}, {N: 6, Count: 1}, {N: 20, Count: 1}}
 	took, err := lua.LazyTake(ctx, rdb, "user:1", &template, runs, false)
 	require.NoError(t, err)
@@ -727,7 +727,7 @@ func TestWhatALazyBucketAnswers(t *testing.T) {
 	returned, err := rdb.Do(ctx, "EVALSHA", lua.LazySHA(), 1, lua.LazyKey("user:1"), -1, 0, template.Tokens, template.Per,
 		template.Capacity, 5, 1, 0).Slice()
 	require.NoError(t, err)
-	require.Equal(t, []any{int64(1), int64(9), int64(1_000_000), embeddedNow, ""}, returned, "5 of 6 came back")
+	require.Equal(t, []any{int64(1), int64(9), int64(1_000_000), embeddedNow, ""}, returned, "5 of 6 tokens are returned")
 	denied, err := rdb.Do(ctx, "EVALSHA", lua.LazySHA(), 1, lua.LazyKey("user:1"), 1, 0, template.Tokens, template.Per,
 		template.Capacity, 20, 1, 0).Slice()
 	require.NoError(t, err)

@@ -54,9 +54,9 @@ func ticketReportsTheState(t *testing.T, rdb *redis.Client) {
 		Tokens: 20}
 	require.Equal(t, want, before[0].Ticket)
 	require.EqualValues(t, 20261122, before[4].Terms.FileVersion())
-	require.Zero(t, before[4].Fence, "a plain bucket's version is no grant's")
+	require.Zero(t, before[4].Fence, "a plain bucket's version is not the fence of a grant")
 	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[1].Now}}, before[1],
-		"a bucket that is missing has a clock")
+		"the ticket of a missing bucket has the server's time")
 	require.Equal(t, lua.TicketResult{Ticket: lua.Ticket{Now: before[2].Now, Tokens: 5}}, before[2])
 	require.ErrorIs(t, before[3].Err, lua.ErrMalformedBucket)
 	require.Empty(t, lua.Tickets(ctx, rdb, nil))
@@ -79,7 +79,7 @@ func ticketReportsTheState(t *testing.T, rdb *redis.Client) {
 		require.NoError(t, err)
 		after := read()
 		if key == "plain" {
-			require.Zero(t, after[4].Added+after[4].Denied, "plain buckets don't count")
+			require.Zero(t, after[4].Added+after[4].Denied, "plain buckets count neither added nor denied tokens")
 			continue
 		}
 		require.Equal(t, out.Added, after[0].Added)
@@ -109,7 +109,7 @@ func aTicketNamesTheKeyThatHoldsSomethingElse(t *testing.T, rdb *redis.Client) {
 	require.NoError(t, rdb.Del(ctx, lua.TokensKey("b")).Err())
 	lost := lua.Tickets(ctx, rdb, []string{"b"})[0]
 	require.NoError(t, lost.Err)
-	require.Zero(t, lost.Tokens, "a bucket that lost its tokens")
+	require.Zero(t, lost.Tokens, "the bucket lost its tokens")
 	require.NotNil(t, lost.Terms)
 }
 
