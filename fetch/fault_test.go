@@ -200,7 +200,7 @@ func TestACancelledCallerReturnsAtOnce(t *testing.T) {
 	cancel()
 	_, err := c.Take(ctx, "checkout", 1)
 	require.ErrorIs(t, err, context.Canceled)
-	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"), "nothing was sent")
+	require.EqualValues(t, 100, tokens(t, f.direct, "checkout"), "the cancelled take was not sent")
 
 	require.NoError(t, f.proxy.Stall(faultproxy.ToClient))
 	ctx, cancel = context.WithCancel(t.Context())

@@ -39,16 +39,16 @@ func TestPeekShowsWhatATakeUnderALaterTemplateFinds(t *testing.T) {
 		tokens, limit   int64
 		waits, switches bool
 	}{
-		"kept":                  {inForce, template(100, policy.CarryKeep), 6, 35, 100, false, true},
-		"clamped":               {inForce, template(30, policy.CarryKeep), 6, 30, 30, false, true},
-		"in proportion":         {inForce, template(30, policy.CarryProportional), 6, 17, 30, false, true},
-		"dropped":               {inForce, template(30, policy.CarryReset), 6, 0, 30, true, true},
-		"the same policy":       {inForce, template(60, policy.CarryKeep), 6, 35, 60, false, true},
-		"with its version":      {inForce, template(100, policy.CarryKeep), 5, 20, 60, false, false},
-		"an older template":     {inForce, template(100, policy.CarryKeep), 4, 20, 60, false, false},
-		"an override":           {own, template(100, policy.CarryKeep), 6, 20, 60, false, false},
-		"a configured bucket":   {configured, template(100, policy.CarryKeep), 6, 35, 100, false, true},
-		"a bucket of some pool": {pool, template(100, policy.CarryKeep), 6, 20, 60, false, false},
+		"kept":                {inForce, template(100, policy.CarryKeep), 6, 35, 100, false, true},
+		"clamped":             {inForce, template(30, policy.CarryKeep), 6, 30, 30, false, true},
+		"in proportion":       {inForce, template(30, policy.CarryProportional), 6, 17, 30, false, true},
+		"dropped":             {inForce, template(30, policy.CarryReset), 6, 0, 30, true, true},
+		"the same policy":     {inForce, template(60, policy.CarryKeep), 6, 35, 60, false, true},
+		"with its version":    {inForce, template(100, policy.CarryKeep), 5, 20, 60, false, false},
+		"an older template":   {inForce, template(100, policy.CarryKeep), 4, 20, 60, false, false},
+		"an override":         {own, template(100, policy.CarryKeep), 6, 20, 60, false, false},
+		"a configured bucket": {configured, template(100, policy.CarryKeep), 6, 35, 100, false, true},
+		"a pool's bucket":     {pool, template(100, policy.CarryKeep), 6, 20, 60, false, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := t.Context()
@@ -106,20 +106,20 @@ func TestPeekShowsWhatATakeOfEverythingGets(t *testing.T) {
 		disturb func()
 		want    map[int64]int64 // by the capacity of the template; if that isn't 60, it is the template's next version
 	}{
-		"unchanged":            {terms, func() {}, map[int64]int64{60: 20, 100: 35, 30: 30}},
-		"a foreign add":        {terms, add, map[int64]int64{60: 25, 100: 25, 30: 25}},
-		"no tokens":            {terms, do("del", key), map[int64]int64{60: 0, 100: 15, 30: 15}},
-		"no tokens, full":      {full, do("del", key), map[int64]int64{60: 0, 100: 60, 30: 30}},
-		"no index":             {terms, noIndex, map[int64]int64{60: 20, 100: 35, 30: 30}},
-		"no state":             {terms, noState, map[int64]int64{60: 20, 100: 20, 30: 20}},
-		"too much, no state":   {terms, all(noState, do("set", key, 200)), map[int64]int64{60: 60, 100: 100, 30: 30}},
-		"an index alone":       {terms, all(noState, do("del", key)), map[int64]int64{60: 0, 100: 0, 30: 0}},
-		"an index of 0 alone":  {terms, all(nothing, do("set", lua.IndexKey(key), 0)), map[int64]int64{60: 60}},
-		"an empty key alone":   {terms, all(nothing, do("set", key, 0)), map[int64]int64{60: 60}},
-		"a try that is undone": {terms, all(nothing, do("set", key, -1)), map[int64]int64{60: 59, 30: 29}},
-		"nothing":              {terms, nothing, map[int64]int64{60: 60, 100: 100}},
-		"held":                 {strict, reserveTen(t, rdb, key), map[int64]int64{60: 10, 100: 25, 30: 20}},
-		"held, no state":       {strict, all(reserveTen(t, rdb, key), noState), map[int64]int64{60: 10, 30: 10}},
+		"unchanged":                  {terms, func() {}, map[int64]int64{60: 20, 100: 35, 30: 30}},
+		"a foreign add":              {terms, add, map[int64]int64{60: 25, 100: 25, 30: 25}},
+		"no tokens":                  {terms, do("del", key), map[int64]int64{60: 0, 100: 15, 30: 15}},
+		"no tokens, full":            {full, do("del", key), map[int64]int64{60: 0, 100: 60, 30: 30}},
+		"no index":                   {terms, noIndex, map[int64]int64{60: 20, 100: 35, 30: 30}},
+		"no state":                   {terms, noState, map[int64]int64{60: 20, 100: 20, 30: 20}},
+		"too much, no state":         {terms, all(noState, do("set", key, 200)), map[int64]int64{60: 60, 100: 100, 30: 30}},
+		"an index alone":             {terms, all(noState, do("del", key)), map[int64]int64{60: 0, 100: 0, 30: 0}},
+		"an index of 0 alone":        {terms, all(nothing, do("set", lua.IndexKey(key), 0)), map[int64]int64{60: 60}},
+		"an empty key alone":         {terms, all(nothing, do("set", key, 0)), map[int64]int64{60: 60}},
+		"a missing key, decremented": {terms, all(nothing, do("set", key, -1)), map[int64]int64{60: 59, 30: 29}},
+		"nothing":                    {terms, nothing, map[int64]int64{60: 60, 100: 100}},
+		"held":                       {strict, reserveTen(t, rdb, key), map[int64]int64{60: 10, 100: 25, 30: 20}},
+		"held, no state":             {strict, all(reserveTen(t, rdb, key), noState), map[int64]int64{60: 10, 30: 10}},
 	} {
 		for capacity, want := range tc.want {
 			where := fmt.Sprintf("%s, capacity %d", name, capacity)

@@ -38,8 +38,8 @@ func clusterClients(t *testing.T, cluster *testenv.RedisCluster) map[string]redi
 	sidecars, err := redisconn.Open(redisconn.Options{URL: url})
 	require.NoError(t, err)
 	clients := map[string]redis.UniversalClient{
-		"by default":       redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()}),
-		"as the sidecar's": sidecars,
+		"by default":                 redis.NewClusterClient(&redis.ClusterOptions{Addrs: cluster.Addrs()}),
+		"with the sidecar's options": sidecars,
 		"reloads each second": redis.NewClusterClient(&redis.ClusterOptions{
 			Addrs: cluster.Addrs(), ClusterStateReloadInterval: time.Second,
 		}),

@@ -301,8 +301,8 @@ func TestDeadlinesMoveByTheDelayOfThisProcess(t *testing.T) {
 	}
 	for name, checks := range map[string][]check{
 		"in time":                   {{49 * ms, 0, false}, {50 * ms, 0, false}, {54 * ms, 0, false}, {55 * ms, 0, true}},
-		"stopped over the deadline": {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
-		"stopped before it, twice":  {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
+		"stopped past the deadline": {{70 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false}, {95 * ms, 20 * ms, true}},
+		"stopped twice, in time":    {{50 * ms, 30 * ms, false}, {84 * ms, 30 * ms, false}, {85 * ms, 30 * ms, true}},
 		"stopped for a long time":   {{350 * ms, 300 * ms, false}, {404 * ms, 300 * ms, false}, {405 * ms, 300 * ms, true}},
 		"stopped in the extension": {{50 * ms, 0, false}, {75 * ms, 20 * ms, false}, {94 * ms, 20 * ms, false},
 			{95 * ms, 20 * ms, true}},

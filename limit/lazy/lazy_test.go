@@ -135,7 +135,7 @@ func TestNoStretchOfTimeAdmitsMoreThanItsBound(t *testing.T) {
 				clock.Add(r.RetryAfter - time.Microsecond)
 				require.False(t, take(t, l, n).OK, "%+v: the take comes a microsecond too early", cfg)
 				clock.Add(time.Microsecond)
-				require.True(t, take(t, l, n).OK, "%+v: after RetryAfter", cfg)
+				require.True(t, take(t, l, n).OK, "%+v: the take comes after RetryAfter", cfg)
 				events = append(events, event{clock.Now().UnixMicro(), n})
 			}
 		}

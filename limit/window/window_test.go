@@ -150,7 +150,7 @@ func TestNoStretchOfASlidingWindowsLengthAdmitsMoreThanItsLimit(t *testing.T) {
 				clock.Add(r.RetryAfter - time.Microsecond)
 				require.False(t, take(t, l, n).OK, "the take comes a microsecond too early")
 				clock.Add(time.Microsecond)
-				require.True(t, take(t, l, n).OK, "after RetryAfter")
+				require.True(t, take(t, l, n).OK, "the take comes after RetryAfter")
 			}
 			at := clock.Now().UnixMicro()
 			events = append(events, event{at, n})

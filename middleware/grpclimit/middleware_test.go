@@ -400,17 +400,17 @@ func TestEachKeyFunc(t *testing.T) {
 		ctx  context.Context
 		want string // empty: an error is expected
 	}{
-		"method":       {ByMethod(), t.Context(), "method:/s/m"},
-		"IPv4":         {ByPeer(), from(tcp("10.0.0.1")), "peer:10.0.0.1"},
-		"IPv4 in IPv6": {ByPeer(), from(tcp("::ffff:10.0.0.1")), "peer:10.0.0.1"},
-		"IPv6 network": {ByPeer(), from(tcp("2001:db8::1:2:3:4")), "peer:2001:db8::/64"},
-		"Unix socket":  {ByPeer(), from(&net.UnixAddr{Net: "unix"}), "peer:unix"},
-		"no peer":      {ByPeer(), t.Context(), ""},
-		"no address":   {ByPeer(), from(&net.IPNet{}), ""},
-		"user":         {user, context.WithValue(t.Context(), contextKey{}, "ann"), "user:ann"},
-		"no user":      {user, t.Context(), ""},
-		"join":         {Join(ByMethod(), text("x")), t.Context(), "11:method:/s/m|1:x"},
-		"join of none": {Join(ByMethod(), user), t.Context(), ""},
+		"method":                  {ByMethod(), t.Context(), "method:/s/m"},
+		"IPv4":                    {ByPeer(), from(tcp("10.0.0.1")), "peer:10.0.0.1"},
+		"IPv4 in IPv6":            {ByPeer(), from(tcp("::ffff:10.0.0.1")), "peer:10.0.0.1"},
+		"IPv6 network":            {ByPeer(), from(tcp("2001:db8::1:2:3:4")), "peer:2001:db8::/64"},
+		"Unix socket":             {ByPeer(), from(&net.UnixAddr{Net: "unix"}), "peer:unix"},
+		"no peer":                 {ByPeer(), t.Context(), ""},
+		"no address":              {ByPeer(), from(&net.IPNet{}), ""},
+		"user":                    {user, context.WithValue(t.Context(), contextKey{}, "ann"), "user:ann"},
+		"no user":                 {user, t.Context(), ""},
+		"join":                    {Join(ByMethod(), text("x")), t.Context(), "11:method:/s/m|1:x"},
+		"join with a missing key": {Join(ByMethod(), user), t.Context(), ""},
 	} {
 		got, err := c.key(c.ctx, Call{Method: "/s/m"})
 		require.Equal(t, c.want, got, name)

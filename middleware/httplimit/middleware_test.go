@@ -163,7 +163,7 @@ func TestASpoofedForwardedForIsNoWayAroundALimit(t *testing.T) {
 		want    string
 	}{
 		"no proxy":                       {"203.0.113.7:1", nil, "203.0.113.7"},
-		"a client that is no proxy":      {"203.0.113.7:1", []string{"1.2.3.4"}, "203.0.113.7"},
+		"an untrusted client":            {"203.0.113.7:1", []string{"1.2.3.4"}, "203.0.113.7"},
 		"a proxy":                        {"10.0.0.1:1", []string{"203.0.113.7"}, "203.0.113.7"},
 		"a proxy behind another":         {"10.0.0.1:1", []string{"203.0.113.7, 10.0.0.2"}, "203.0.113.7"},
 		"an invented hop":                {"10.0.0.1:1", []string{"1.2.3.4, 203.0.113.7"}, "203.0.113.7"},
@@ -387,7 +387,7 @@ func TestFailedRequestsGiveTheirTokensBack(t *testing.T) {
 	}
 	require.Equal(t, http.StatusOK, get(h, "/").Code)
 	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code, "a success counts")
-	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code, "a denial gives nothing back")
+	require.Equal(t, http.StatusTooManyRequests, get(h, "/").Code, "a denial returns no tokens")
 }
 
 func TestShadowModeDeniesNothingAndReports(t *testing.T) {
