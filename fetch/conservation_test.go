@@ -606,7 +606,7 @@ func (s *scene) judge(l *ledger, stats Stats) {
 		require.LessOrEqual(s.t, clamped, stats.Clamped+ranOut,
 			"expired blocks and reservations may also return tokens to a full bucket")
 	}
-	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of at most %d, %d abandoned,  "+
+	s.t.Logf("%s: %d admissions, %v, charged %d, owed %d, %d clamped, %d missing of at most %d, %d abandoned, "+
 		"%d rescues, no answer for %s", s.weather.name, len(s.admitted), s.did,
 		s.settlement.Charged, s.settlement.Owed, clamped, missing, slack, stats.Abandoned, stats.Rescues, s.stopped)
 }
