@@ -96,7 +96,7 @@ func next[T any](t *testing.T, c <-chan T) T {
 	case v := <-c:
 		return v
 	case <-time.After(24 * time.Hour):
-		require.Fail(t, "nothing came within a day")
+		require.Fail(t, "no value arrived within a day")
 		panic("unreachable")
 	}
 }
@@ -251,7 +251,7 @@ func TestRunWaitsForLeadBeforeItResigns(t *testing.T) {
 		next(t, first.ctx.Done())
 		time.Sleep(time.Minute) // lead takes far longer than a TTL to wind down
 		require.False(t, b.leads())
-		require.Positive(t, first.Remaining(time.Now()), "the lease is kept alive meanwhile")
+		require.Positive(t, first.Remaining(time.Now()), "the lease is kept alive while Lead runs")
 
 		released := time.Now()
 		first.done <- nil

@@ -224,7 +224,7 @@ func contend(t *testing.T, seed uint64) {
 	cancel()
 	running.Wait()
 	require.Empty(t, referee.faults, "seed %d", seed)
-	require.GreaterOrEqual(t, referee.terms, enough, "seed %d: too few terms in %s to mean anything", seed, patience)
+	require.GreaterOrEqual(t, referee.terms, enough, "seed %d: too few terms in %s for a meaningful test", seed, patience)
 }
 
 // After any sequence of faults, a candidate leads again within a bound.

@@ -146,7 +146,7 @@ func TestAPlanThatCanNotBeReadIsReplaced(t *testing.T) {
 			kept.Kept = true
 			require.NoError(t, planned(ctx, rdb, key, kept))
 			fields := rdb.HGetAll(ctx, lua.FlowsKey(key)).Val()
-			require.Len(t, fields, 2, "the header and flow a")
+			require.Len(t, fields, 2, "the plan has the header and flow a")
 			require.Len(t, fields["/"], len(header))
 			require.NoError(t, rdb.HSet(ctx, lua.FlowsKey(key), "/", header).Err())
 			require.NoError(t, call(ctx, rdb, key))
@@ -501,7 +501,7 @@ func TestNamesThatAreMadeUpDoNotFillRedis(t *testing.T) {
 		takesFor(ctx, t, rdb, "b", append(flows, "a", "planned/x")...)
 		use := rdb.HGetAll(ctx, lua.UseKey("b")).Val()
 		maps.DeleteFunc(use, func(name, _ string) bool { return strings.HasPrefix(name, "/!") }) // the denied tokens
-		require.Len(t, use, 1+20+2+3, "the period's beginning, flows, teams, and those that are counted in any case: %v", use)
+		require.Len(t, use, 1+20+2+3, "the period's beginning, flows, teams, and the names that always count: %v", use)
 		require.Equal(t, "5", use["a"])
 		require.Equal(t, "5", use["planned/"])
 		require.NotEmpty(t, use["/"])

@@ -447,7 +447,7 @@ func (h *flowHistory) compare(ctx context.Context, where string) {
 	require.NoError(h.t, err, where)
 	if h.division == nil {
 		require.Empty(h.t, fields, where)
-		require.Zero(h.t, h.rdb.Exists(ctx, lua.UseKey(h.key)).Val(), "%s: without a plan nothing is counted", where)
+		require.Zero(h.t, h.rdb.Exists(ctx, lua.UseKey(h.key)).Val(), "%s: no use is counted without a plan", where)
 		return
 	}
 	require.Equal(h.t, h.fields(), fields, where)

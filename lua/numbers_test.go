@@ -428,7 +428,7 @@ func TestAnOverrideCountsOnFromThePolicyInForce(t *testing.T) {
 		reply, err := lua.SetOverride(ctx, rdb, "user:1", own, userTerms, policy.EnforceRefilled)
 		require.NoError(t, err)
 		require.Equal(t, policy.Fence{Epoch: policy.OwnEpoch, Seq: seq}, reply.Terms.Fence)
-		require.Equal(t, fmt.Sprint(embeddedNow), rdb.HGet(ctx, "{user:1}:ctl", "lowered").Val(), "it has the current time")
+		require.Equal(t, fmt.Sprint(embeddedNow), rdb.HGet(ctx, "{user:1}:ctl", "lowered").Val(), "the instant is stored")
 		require.NoError(t, rdb.Del(ctx, lua.OverrideKey("user:1")).Err())
 		require.NoError(t, rdb.HDel(ctx, "{user:1}:ctl", "lowered").Err())
 	}
@@ -489,7 +489,7 @@ func TestAReservationIsOverAtTheInstantOfItsEnd(t *testing.T) {
 		b.Ends = map[string]int64{"x": until}
 		storeHeld(ctx, t, rdb, "b", b)
 		_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 40, TTL: time.Minute})
-		require.ErrorIs(t, err, want, "%d µs before its end", left)
+		require.ErrorIs(t, err, want, "%d µs before the reservation ends", left)
 	}
 }
 

@@ -153,7 +153,7 @@ func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 	c := &policy.Control{}
 	c.Terms, err = policy.DecodeTerms(ctl["pol"])
 	require.NoError(t, err)
-	require.Equal(t, c.Terms.Encode(), ctl["pol"], "a policy has only one text")
+	require.Equal(t, c.Terms.Encode(), ctl["pol"], "each policy has only one encoding")
 	numbers := []*int64{&c.Era, &c.Last, &c.Index, &c.Carry}
 	if c.Terms.Kind == policy.Stepped {
 		numbers = append(numbers, &c.Step, &c.Next)
@@ -167,7 +167,7 @@ func loadHeld(ctx context.Context, t testing.TB, rdb redis.UniversalClient, key 
 		require.NoError(t, err)
 		require.NotEqual(t, "0 0 0", out, "the field is deleted if all its numbers are 0")
 	}
-	require.Equal(t, stateOf(c), ctl["st"], "a state has only one text")
+	require.Equal(t, stateOf(c), ctl["st"], "each state has only one encoding")
 	b.Control = c
 	return b
 }

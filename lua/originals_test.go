@@ -103,7 +103,7 @@ func TestCasesOfTheTwoScriptBucket(t *testing.T) {
 		require.ErrorIs(t, err, lua.ErrUnknownBucket)
 		require.Zero(t, rdb.Exists(ctx, "missing", "{missing}").Val())
 	})
-	t.Run("AddToken after DelKey and DelKeyIdx begins anew", func(t *testing.T) {
+	t.Run("AddToken after DelKey and DelKeyIdx creates the bucket again", func(t *testing.T) {
 		add(t, "again", 0, 10, 100)
 		require.NoError(t, rdb.Del(ctx, "again", "{again}").Err())
 		require.Zero(t, add(t, "again", 1, 10, 100), "an add with the index of the deleted bucket adds nothing")

@@ -69,7 +69,7 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	refill("calls=1")
 	require.True(t, refill("calls=1").Fence.Own())
 	own.Fence.Epoch, call.Terms = terms.Fence.Epoch, &own
-	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace it")
+	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace the override")
 }
 
 // For any content of a bucket's keys, a caller that sends the state it read gets the same reply as a caller that sends
@@ -158,9 +158,9 @@ func TestRememberedStateChangesOnlyTheCost(t *testing.T) {
 				require.ErrorContains(t, other.Err, "seen")
 				require.ErrorContains(t, twin.Err, "twin")
 				other.Err, twin.Err = nil, nil
-				require.Equal(t, []any{c.tokens, cmp.Or(c.index, "20")}, rdb.MGet(ctx, "seen", "{seen}").Val(), "it stays")
+				require.Equal(t, []any{c.tokens, cmp.Or(c.index, "20")}, rdb.MGet(ctx, "seen", "{seen}").Val(), "both numbers stay")
 				if !c.text {
-					require.Equal(t, st, rdb.HGet(ctx, lua.ControlKey("seen"), "st").Val(), "it stays")
+					require.Equal(t, st, rdb.HGet(ctx, lua.ControlKey("seen"), "st").Val(), "the state stays")
 				}
 			} else {
 				require.Equal(t, load(ctx, t, rdb, "twin"), load(ctx, t, rdb, "seen"))

@@ -648,7 +648,7 @@ func TestLazyBucketsAreThoseOfTheLazyLimiter(t *testing.T) {
 				m.SetTime(now)
 				early, err := lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
 				require.NoError(t, err)
-				require.False(t, early.OK, "a microsecond too early")
+				require.False(t, early.OK, "a take a microsecond too early is denied")
 				now = now.Add(time.Microsecond)
 				m.SetTime(now)
 				took, err = lua.LazyTake(ctx, rdb, key, &terms, one(n), false)
@@ -748,6 +748,6 @@ func TestWhatALazyBucketAnswers(t *testing.T) {
 	require.NoError(t, rdb.Set(ctx, lua.OverrideKey("user:3"), "1 1 30 2 3000000 ", 0).Err())
 	peek, err = lua.LazyPeek(ctx, rdb, "user:3", &template, 1)
 	require.NoError(t, err)
-	require.Nil(t, peek.Terms, "the override is of a bucket that is refilled")
+	require.Nil(t, peek.Terms, "an override for a refilled bucket is ignored")
 	require.EqualValues(t, 10, peek.Remaining)
 }

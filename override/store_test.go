@@ -270,7 +270,7 @@ func TestAConfiguredBucketOfTheKeyIsReported(t *testing.T) {
 		require.Equal(t, want, got, name)
 		got, err = ask(ctx, "lazy:1")
 		require.NoError(t, err, name)
-		require.False(t, got.Bucket, "%s: takes from a lazy template's bucket don't read it", name)
+		require.False(t, got.Bucket, "%s: a lazy template has no refilled bucket", name)
 		require.EqualValues(t, 60, got.Capacity, name)
 	}
 	_, err := s.Set(ctx, "user:1", policy.Override{Capacity: 5})

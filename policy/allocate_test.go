@@ -61,7 +61,7 @@ func TestAllocateKnownAnswers(t *testing.T) {
 			[]int64{300, 200, 200}},
 		{"alone", 1000, []Claimant{{Name: "eu", Weight: 7, Floor: 10}}, []int64{1000}},
 		{"no claimants", 1000, nil, []int64{}},
-		{"nothing", 0, three(5, 5, 5), []int64{0, 0, 0}},
+		{"a total of zero", 0, three(5, 5, 5), []int64{0, 0, 0}},
 		// Three equal claimants share 10. The first one by name gets 4.
 		{"equals", 10, []Claimant{{Name: "c", Weight: 1, Demand: 99}, {Name: "a", Weight: 1, Demand: 99},
 			{Name: "b", Weight: 1, Demand: 99}}, []int64{3, 4, 3}},

@@ -150,7 +150,7 @@ func TestTakesAndReturnsConserveTokens(t *testing.T) {
 				n := rapid.Int64Range(1, terms.Capacity).Draw(t, "n")
 				held := *b.Tokens
 				took := b.Take(n, at)
-				require.Equal(t, held >= n, took.OK, "a take succeeds exactly if the bucket has all its tokens")
+				require.Equal(t, held >= n, took.OK, "a take gets all of its tokens or none")
 				require.Equal(t, took.OK, took.Taken == n)
 				require.Equal(t, *b.Tokens, took.Tokens)
 				out += took.Taken
@@ -248,7 +248,7 @@ func TestFencesAndErasOnlyRise(t *testing.T) {
 			if !out.Status.Wrote() {
 				continue
 			}
-			require.True(t, call.Version.Before(out.Version), "a write's version is later than its caller's")
+			require.True(t, call.Version.Before(out.Version), "the version of a write is later than the caller's")
 			require.LessOrEqual(t, *b.Tokens, b.Control.Terms.Capacity)
 			if before.Control == nil {
 				continue
@@ -291,6 +291,6 @@ func TestBucketWithoutStateTakesButTakesNothingBack(t *testing.T) {
 	require.Equal(t, policy.Taking{OK: true, Known: true, Taken: 2, Tokens: 1}, b.Take(2, now))
 	require.Equal(t, policy.Taking{Known: true, Tokens: 1, Wait: -1}, b.Take(2, now))
 	_, known := b.Return(2)
-	require.False(t, known, "its capacity is unknown")
+	require.False(t, known, "the bucket's capacity is unknown")
 	require.Equal(t, policy.Taking{}, (&policy.Bucket{}).Take(1, now))
 }

@@ -212,7 +212,7 @@ func TestPoolOverRealServers(t *testing.T) {
 	us.proxy.Cut()
 	ap.want(900)
 	eventually("us falls to its floor", 30*time.Second, func() bool { return rate(us) == 50 })
-	eventually("ap gets what us had", 30*time.Second, func() bool { return rate(ap) > 700 })
+	eventually("ap gets the share that us had", 30*time.Second, func() bool { return rate(ap) > 700 })
 	before, err := lua.Tickets(t.Context(), us.rdb, []string{p.Name})[0].Ticket, error(nil)
 	require.NoError(t, err)
 	time.Sleep(3 * time.Second) // measure the floor over this time
@@ -241,7 +241,7 @@ func TestPoolOverRealServers(t *testing.T) {
 	time.Sleep(200 * time.Millisecond) // so that it has stopped before its agent is connected again
 	require.NoError(t, leader.proxy.Heal())
 	lowest := map[string]float64{}
-	eventually("another one leads", 30*time.Second, func() bool {
+	eventually("another replica leads", 30*time.Second, func() bool {
 		for name, a := range areas {
 			if r := rate(a); lowest[name] == 0 || r < lowest[name] {
 				lowest[name] = r

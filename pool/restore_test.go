@@ -55,7 +55,7 @@ func TestARealEtcdThatIsRestoredGivesNothingAwayTwice(t *testing.T) {
 	ap.want(2000)
 	eu.want(2000)
 	eventually("the grant of us has ended", func() bool { return rate(us) == 50 })
-	eventually("the others get what us had", func() bool { return sum() > 990 })
+	eventually("the other regions get the share that us had", func() bool { return sum() > 990 })
 	require.NoError(t, us.proxy.Heal())
 	eventually("us is served again", func() bool { return rate(us) > 200 && sum() > 990 })
 }

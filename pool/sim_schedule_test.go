@@ -310,7 +310,7 @@ func TestEachMechanismIsNeeded(t *testing.T) {
 					strings.Join(safe.events, "\n"))
 				return
 			}
-			require.Fail(t, "the bound holds without the mechanism: the schedule doesn't need it")
+			require.Fail(t, "the bound holds without the mechanism, so the schedule doesn't test it")
 		})
 	}
 }

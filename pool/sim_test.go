@@ -668,7 +668,7 @@ func (w *world) check() {
 		for _, s := range w.servers {
 			rates += fmt.Sprintf(" %s %.1f", s.region, s.rate())
 		}
-		w.fail("I1: rates in force are %.4f of what they may be:%s", sum/limit, rates)
+		w.fail("I1: rates in force are %.4f of the permitted rates:%s", sum/limit, rates)
 	}
 }
 

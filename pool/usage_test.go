@@ -33,7 +33,7 @@ func TestUsageIsWhatWasTakenLessWhatCameBack(t *testing.T) {
 		{"100 added, 20 taken", at(pooled, 5, 200, 200, 115), 85, 0},
 		{"the capacity is cut to 50, and 5 are taken", at(pooled, 5, 50, 200, 45), 90, 0},
 		{"3 returned", at(pooled, 5, 50, 200, 48), 90, 3},
-		{"a new era: it is unknown what was taken or returned meanwhile", at(pooled, 6, 50, 230, 0), 90, 0},
+		{"a new era, before which takes and returns are unknown", at(pooled, 6, 50, 230, 0), 90, 0},
 		{"30 added, 10 taken", at(pooled, 6, 50, 260, 20), 100, 0},
 		{"a bucket of no pool", at(plain, 7, 500, 260, 400), 100, 0},
 		{"the pool's bucket again, with the tokens that were left", at(pooled, 8, 50, 0, 50), 100, 0},

@@ -328,7 +328,7 @@ func killOverMany(t *testing.T, connect func(dialer) redis.UniversalClient) {
 		}
 	}
 	require.Positive(t, exact)
-	t.Logf("of %d buckets that were never full, %d have the exact credit, %d of which had every refill answered, and %d the credit of what was answered at least; the longest time between two refills was %s, the interval is %s",
+	t.Logf("of %d buckets that were never full, %d have the exact credit (%d of these had every refill answered) and %d have at least the credit of the answered refills; the longest time between two refills was %s, the interval is %s",
 		len(buckets)/2, exact, whole, least, worst.Round(time.Millisecond), interval)
 
 	// No bucket starves: without takes, all become full and leave the active set. On a Cluster a bucket leaves it in two
@@ -407,7 +407,7 @@ func TestAnUnavailableMasterDelaysNoBucketOfAnother(t *testing.T) {
 			disturb(c.Owner(lua.Slot(away)))
 			for range 5 {
 				w.forget()
-				w.until(t, "refills of the others", appliedTo(others))
+				w.until(t, "refills of the other buckets", appliedTo(others))
 			}
 			stop()
 		})

@@ -402,7 +402,7 @@ func TestCreditOfTemplatesIsExactWhileReplicasCrashAndPause(t *testing.T) {
 				versions[a.version] = true
 			}
 			due := int64(float64(7) / 3 * time.Since(since[key]).Seconds())
-			require.LessOrEqual(t, taken[key], 60+due+1, "%s: no more than capacity and rate allow", key)
+			require.LessOrEqual(t, taken[key], 60+due+1, "%s: takes are within capacity and rate", key)
 		}
 		require.Empty(t, r.server.active)
 	})

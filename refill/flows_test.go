@@ -37,7 +37,7 @@ func TestReplicasThatWinInTurnKeepWhatTheyKnow(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			d, at := observed()
-			require.False(t, d.next.Whole, "each plan changes this replica's last one")
+			require.False(t, d.next.Whole, "each plan changes this replica's previous plan")
 			d.apply(policy.Version{Era: 1, Index: 70}, at+10_000_000, written)
 			require.True(t, d.next.Whole)
 			require.False(t, d.next.Kept)

@@ -96,7 +96,7 @@ func TestThePlanOfAPoolGoesByTheRateInForce(t *testing.T) {
 		require.EqualValues(t, 1000, d.about.Capacity)
 	}
 	terms.Tokens = 0
-	require.False(t, d.planned(&terms, refilled(8, 999)), "without a rate there is nothing to divide")
+	require.False(t, d.planned(&terms, refilled(8, 999)), "a bucket without a rate is not divided")
 	terms.Tokens = 100
 	plain := refilled(8, 999)
 	plain.Pool = false

@@ -369,7 +369,7 @@ func TestResigningWaitsForTheCallUnderWay(t *testing.T) {
 			synctest.Wait()
 			time.Sleep(interval)
 			r.server.set(func() {
-				require.Empty(t, r.server.applied[a.cfg.Pulse], "nothing is sent as the leader after Lead has returned")
+				require.Empty(t, r.server.applied[a.cfg.Pulse], "no pulse is sent after Lead has returned")
 			})
 			resign = a.lead()
 		}
@@ -447,7 +447,7 @@ func TestUpdateSwitchesUnderALaterVersionOnly(t *testing.T) {
 			time.Sleep(time.Millisecond)
 		}
 		time.Sleep(300 * time.Millisecond)
-		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(760), "a storm of reloads mints nothing")
+		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(760), "a storm of reloads adds no extra tokens")
 		require.Zero(t, a.Stats().Errors, "a reload cuts off no call")
 		a.stop()
 		b.stop()

@@ -65,9 +65,9 @@ func TestAForbiddenBucketHoldsUpNoOther(t *testing.T) {
 	began := time.Now()
 	_, stop := runningWith(t, Config{Redis: rdb, Buckets: buckets, Observe: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
-	w.until(t, "the others are created and refilled", appliedTo(buckets[1:]))
+	w.until(t, "the other buckets are created and refilled", appliedTo(buckets[1:]))
 	require.Less(t, time.Since(began), 2*time.Second, "permitted buckets are created without delay")
-	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
+	w.until(t, "the other buckets are refilled every interval", func(events map[string][]Event) bool {
 		return refilledInTime(events, keys, interval)
 	})
 	w.forget()
@@ -103,7 +103,7 @@ func TestAForbiddenBucketOfATemplateHoldsUpNoOther(t *testing.T) {
 	w := newWatch()
 	r, stop := runningWith(t, Config{Redis: rdb, Templates: set, ObserveActive: w.observe,
 		Logger: hclog.New(&hclog.LoggerOptions{Output: &log})})
-	w.until(t, "the others are refilled every interval", func(events map[string][]Event) bool {
+	w.until(t, "the other buckets are refilled every interval", func(events map[string][]Event) bool {
 		return refilledInTime(events, keys[1:], interval)
 	})
 	stop()
