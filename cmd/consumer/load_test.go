@@ -26,14 +26,14 @@ func TestLoadCountsWhatTheBucketGave(t *testing.T) {
 	require.Equal(t, 33.0, r["admitted_takes"])
 	require.Equal(t, 0.0, r["errors"])
 	require.Equal(t, r["takes"], 33+r["denied"].(float64))
-	require.Equal(t, 101.0, r["bound"], "the capacity and a started token")
+	require.Equal(t, 101.0, r["bound"], "the capacity and one partly refilled token")
 	require.Equal(t, true, r["within_bound"])
 	require.Equal(t, false, r["interrupted"])
 	redis, memory := r["asked_redis"].(map[string]any), r["from_memory"].(map[string]any)
 	require.Equal(t, 99.0, redis["admitted"])
-	require.GreaterOrEqual(t, redis["denied"], 1.0, "the first denial is the bucket's")
+	require.GreaterOrEqual(t, redis["denied"], 1.0, "Redis answers the first denial")
 	require.Zero(t, memory["admitted"])
-	require.Positive(t, memory["denied"], "the SDK remembers it")
+	require.Positive(t, memory["denied"], "the SDK answers later denials from memory")
 	require.Equal(t, r["takes"], redis["takes"].(float64)+memory["takes"].(float64))
 	for _, by := range []map[string]any{redis, memory} {
 		latency := by["latency_ms"].(map[string]any)
@@ -67,7 +67,8 @@ func TestLoadKeepsTheBoundIfARefillCreditsTimeBeforeTheRun(t *testing.T) {
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "1s", "-o", "json")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	r := o.json(t)
-	require.Greater(t, r["admitted"], capacity+perSecond*r["elapsed_s"].(float64), "more than without the time before")
+	require.Greater(t, r["admitted"], capacity+perSecond*r["elapsed_s"].(float64),
+		"the bound includes the time before the run")
 	require.Equal(t, true, r["within_bound"], o.stdout)
 }
 
@@ -89,13 +90,13 @@ func TestLoadKeepsToItsRate(t *testing.T) {
 		"json")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	takes := o.json(t)["takes"].(float64)
-	require.LessOrEqual(t, takes, 21.0, "20 fall due in half a second, and one at its start")
+	require.LessOrEqual(t, takes, 21.0, "20 takes fall due in half a second, and one at the start")
 	require.Positive(t, takes)
 
 	o = consumer(t.Context(), server.URL(), "load", "checkout", "-c", "500", "--rate", "1/366d", "--duration", "500ms",
 		"-o", "json")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
-	require.InDelta(t, 1, o.json(t)["takes"], 0, "the five hundredth falls due in centuries")
+	require.InDelta(t, 1, o.json(t)["takes"], 0, "the five hundredth take falls due in 500 years")
 }
 
 func TestAnInterruptedLoadReports(t *testing.T) {

@@ -107,10 +107,10 @@ func TestReplayPacesByTheWallClockAndShowsProgress(t *testing.T) {
 		out, errs, err := replayed(t.Context(), nil, replayLog, "--capacity", "3", "--rate", "10/m", "--speed", "2x",
 			"--progress", "-o", "json")
 		require.NoError(t, err)
-		require.Equal(t, 21*time.Second, time.Since(start), "the log's 42 seconds")
+		require.Equal(t, 21*time.Second, time.Since(start), "the log's 42 seconds at double speed")
 		require.Contains(t, out, `"admitted": 13`)
 		require.Contains(t, errs, "2026-03-02 09:00:08 UTC, 19 requests, 47.4 % denied")
-		require.True(t, strings.HasSuffix(errs, "\r\x1b[K"), "the line is taken away")
+		require.True(t, strings.HasSuffix(errs, "\r\x1b[K"), "the progress line is erased")
 	})
 }
 

@@ -141,13 +141,13 @@ func TestExitCodesAndMessages(t *testing.T) {
 		require.Contains(t, o.stdout, s.stdout, s.args)
 		require.Contains(t, o.stderr, s.stderr, s.args)
 		failed := s.code == cli.ExitFailed || s.code == cli.ExitUsage
-		require.Equal(t, failed, o.stderr != "", "errors, and only they, are on stderr: %s: %+v", s.args, o)
+		require.Equal(t, failed, o.stderr != "", "stderr has text only after a failure: %s: %+v", s.args, o)
 		require.Equal(t, failed, o.stdout == "", "%s: %+v", s.args, o)
 	}
 	keys, err := rdb.Keys(t.Context(), "*").Result()
 	require.NoError(t, err)
 	require.ElementsMatch(t, []string{"checkout", "{checkout}", "{checkout}:ctl", "{checkout}:outstanding",
-		"{checkout}:due", "{checkout}:req:order-1", "{checkout}:req:order-2"}, keys, "no command made a bucket")
+		"{checkout}:due", "{checkout}:req:order-1", "{checkout}:req:order-2"}, keys, "no command created a bucket")
 }
 
 func TestJSONIsForScripts(t *testing.T) {
@@ -180,7 +180,7 @@ func TestJSONIsForScripts(t *testing.T) {
 	o = consumer(t.Context(), server.URL(), "peek", "foreign", "-o", "json")
 	require.Equal(t, cli.ExitOK, o.code)
 	require.Contains(t, o.json(t), "reset_after_ms")
-	require.Nil(t, o.json(t)["reset_after_ms"], "not known")
+	require.Nil(t, o.json(t)["reset_after_ms"], "a bucket without a policy has no reset time")
 }
 
 // The commands take from a budget while no refiller is alive. A wait ends at the next step.

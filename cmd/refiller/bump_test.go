@@ -32,8 +32,8 @@ func TestBumpRaisesTheVersionOfAFile(t *testing.T) {
 	require.Equal(t, strings.Replace(templated, "version: 7", "version: 8", 1), string(text))
 	info, err := os.Lstat(link)
 	require.NoError(t, err)
-	require.NotZero(t, info.Mode()&os.ModeSymlink, "the link stays one")
-	require.Len(t, filesIn(t, filepath.Dir(path)), 1, "nothing else is left")
+	require.NotZero(t, info.Mode()&os.ModeSymlink, "the link is still a symbolic link")
+	require.Len(t, filesIn(t, filepath.Dir(path)), 1, "no other file is left")
 
 	code, _, stderr = runWith(t, nil, "bump", path, "--pools")
 	require.Equal(t, 2, code)

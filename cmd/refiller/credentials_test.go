@@ -70,7 +70,7 @@ func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	}
 	for _, good := range []string{"", "refiller-7f9c6d5b8-x2x9z", "host.example/4711", strings.Repeat("é", 128)} {
 		code, _, stderr = runWith(t, nil, "run", "-c", "none.yaml", "--identity", good)
-		require.Equal(t, 1, code, "only the file is missing: %s", stderr)
+		require.Equal(t, 1, code, "the identity is valid, and only the file is missing: %s", stderr)
 	}
 	for _, args := range [][]string{{"version"}, {"-version"}, {"--version"}} {
 		code, stdout, _ := runWith(t, nil, args...)

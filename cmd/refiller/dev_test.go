@@ -58,7 +58,7 @@ func (p playground) end(code int) {
 	require.NoError(p.t, err)
 	require.Equal(p.t, code, got, p.Log())
 	for _, pid := range p.replicas() {
-		require.ErrorIs(p.t, syscall.Kill(pid, 0), syscall.ESRCH, "replica %d is still there", pid)
+		require.ErrorIs(p.t, syscall.Kill(pid, 0), syscall.ESRCH, "replica %d still runs", pid)
 	}
 	left, err := os.ReadDir(p.tmp)
 	require.NoError(p.t, err)
@@ -211,7 +211,7 @@ func TestDevUsesGivenServers(t *testing.T) {
 		"every replica is a candidate")
 	p.Signal(syscall.SIGTERM)
 	p.end(cli.ExitOK)
-	require.Zero(t, candidates(), "they resigned")
+	require.Zero(t, candidates(), "the replicas resigned")
 }
 
 func TestDevEndsByItselfAfterItsDuration(t *testing.T) {
@@ -265,7 +265,7 @@ func TestProductionBuildsHaveNoEmbeddedServers(t *testing.T) {
 	production := deps("-tags=production")
 	require.NotContains(t, production, etcd)
 	require.NotContains(t, production, store)
-	require.True(t, strings.Contains(production, "go.etcd.io/etcd/client/"), "the election stays")
+	require.True(t, strings.Contains(production, "go.etcd.io/etcd/client/"), "the program still has the client of etcd")
 
 	program := testenv.Build(t, "./cmd/refiller", "-tags=production")
 	for flag, args := range map[string][]string{"--redis": {"dev"}, "--etcd": {"dev", "--redis", "redis://127.0.0.1:1"}} {

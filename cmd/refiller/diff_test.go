@@ -79,7 +79,7 @@ func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 + template "old:" added
 + template "user:" added
 + pool "payments" added
-`, stdout, "nothing is in force yet")
+`, stdout, "no policy is in force yet")
 
 	putInForce(t, text, rdb, "same", "lower", "stepped", "gone", "payments")
 	code, stdout, stderr = diff()
@@ -141,7 +141,7 @@ func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 	require.Contains(t, stdout, "! bucket \"lower\" conflict: it would be ignored, since version 7 is in force: raise the file's\n    capacity: 100 → 50\n")
 	require.Contains(t, stdout, "! template \"new:\" conflict")
 	require.Contains(t, stdout, "! pool \"payments\" conflict")
-	require.Contains(t, stdout, "+ bucket \"new\" added\n", "what is new needs no version")
+	require.Contains(t, stdout, "+ bucket \"new\" added\n", "a new bucket needs no new version")
 
 	code, stdout, stderr = diff("{key: same,", "{key: payments,", "name: payments", "name: same", "version: 7",
 		"version: 8")

@@ -106,7 +106,7 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 	}))
 	defer server.Close()
 	seen := watchTwice(t, "race: every replica", "status", "--addr", server.URL, "--watch=100ms")
-	require.Contains(t, seen, "503", "a replica that is unavailable is shown as such and asked again")
+	require.Contains(t, seen, "503", "the watch shows an unavailable replica and asks again")
 	require.Contains(t, seen, "f:1:1: no")
 }
 

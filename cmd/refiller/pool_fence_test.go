@@ -48,7 +48,7 @@ func startTwoRegions(t *testing.T) *twoRegions {
 		w.runs[region] = runReplica(t, cfg, region)
 	}
 	w.path = writeConfig(t, w.text["eu"]+twoRegionsPool)
-	w.eventually("everything is shared", func(a poolAnswer) bool {
+	w.eventually("the regions share the whole rate", func(a poolAnswer) bool {
 		return len(a.Pools) == 1 && a.Pools[0].Regions[0].Granted+a.Pools[0].Regions[1].Granted > 999
 	})
 	return w
@@ -79,11 +79,11 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Contains(t, stderr, "Its consumers are denied once it is drained.")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence --drain" region=us operator=\S+ reason=move `,
 		stderr)
-	w.eventually("the other region has everything", func(a poolAnswer) bool {
+	w.eventually("the other region has the whole rate", func(a poolAnswer) bool {
 		return a.Pools[0].Regions[0].Granted > 999 && a.Pools[0].Regions[0].Applied
 	})
-	t.Logf("the other region has everything after %s", time.Since(began))
-	require.Less(t, time.Since(began), 6*time.Second, "it waits less than half a lease, however busy the machine is")
+	t.Logf("the other region has the whole rate after %s", time.Since(began))
+	require.Less(t, time.Since(began), 6*time.Second, "the drain ends within half a lease, even on a busy machine")
 	us := w.status().Pools[0].Regions[1]
 	require.True(t, us.Idle())
 	require.True(t, us.Fenced.Drain)
@@ -93,7 +93,7 @@ func TestPoolFenceDrains(t *testing.T) {
 
 	code, _, stderr = run("lift", "us")
 	require.Zero(t, code, stderr)
-	w.eventually("it is served again", func(a poolAnswer) bool { return a.Pools[0].Regions[1].Granted > 200 })
+	w.eventually("us has a share again", func(a poolAnswer) bool { return a.Pools[0].Regions[1].Granted > 200 })
 
 	// Shares may still change after us is served again. So the rate that us uses when it is cut off is only known roughly.
 	// On a busy machine it is also unknown whether us was offered less within the last second.
@@ -109,7 +109,7 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Regexp(t, `(?m)^us  has yet to acknowledge its drain, asked for by `, stdout)
 	code, _, stderr = run("fence", "us", "--yes")
 	require.Zero(t, code, stderr)
-	w.eventually("the other region has everything", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
+	w.eventually("eu has the whole rate", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
 	code, _, stderr = run("fence", "us", "--yes", "--drain")
 	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, `region is fenced: lift that before it can be drained: "us"`)

@@ -47,7 +47,7 @@ func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 	require.Equal(t, "none", same.Pools[0].Change)
 	require.False(t, same.Ignored)
 	other := strings.Replace(twoRegionsPool, "1000/s", "2000/s", 1)
-	require.True(t, w.planned(other).Ignored, "under the same version")
+	require.True(t, w.planned(other).Ignored, "pools that change under the same version are ignored")
 
 	next := strings.NewReplacer("version: 3", "version: 4", "1000/s", "2000/s", "capacity: 3000", "capacity: 4000",
 		"floor: 100/s", "floor: 150/s, ceiling: 1400/s").Replace(twoRegionsPool)
@@ -60,10 +60,10 @@ func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 	require.Empty(t, one.Waits)
 	eu, us := one.Regions[0], one.Regions[1]
 	require.InDelta(t, 2000, eu.Then+us.Then, 1)
-	require.InDelta(t, 1200, eu.Then, 200, "by its weight, up to its ceiling")
+	require.InDelta(t, 1200, eu.Then, 200, "the share follows the weight, up to the ceiling")
 	require.InDelta(t, 150, eu.Floor, 1)
 	require.Equal(t, "alive", us.State)
-	require.EqualValues(t, 3, w.status().Version, "nothing has changed")
+	require.EqualValues(t, 3, w.status().Version, "the plan changes nothing")
 	require.Equal(t, "1000/s", w.status().Pools[0].Rate)
 
 	for region, r := range w.runs {
@@ -71,7 +71,7 @@ func TestPoolPlanShowsWhatRegionsGet(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, r.Reload(cfg, "test"))
 	}
-	w.eventually("it comes as planned", func(a poolAnswer) bool {
+	w.eventually("the shares are as planned", func(a poolAnswer) bool {
 		p := w.planned(next).Pools[0]
 		for i, r := range a.Pools[0].Regions {
 			if diff := r.Granted - p.Regions[i].Then; max(diff, -diff) > 20 { // changes below 1 % aren't worth a write

@@ -62,7 +62,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 		}
 	}
 	require.Eventually(t, granted(100), 30*time.Second, 50*time.Millisecond,
-		"us has never reported: there are floors only")
+		"us has never reported, so each region has only its floor")
 	a := status()
 	require.Equal(t, "eu/one", a.Coordinator)
 	require.EqualValues(t, 3, a.Version)
@@ -80,7 +80,7 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	require.Eventually(t, func() bool {
 		code, stdout, stderr = runWith(t, nil, "pool", "status", "-c", path)
 		return code == 0 && renewed.MatchString(stdout)
-	}, 30*time.Second, 50*time.Millisecond, "for a moment after each offer eu has yet to acknowledge it")
+	}, 30*time.Second, 50*time.Millisecond, "eu acknowledges its offer and renews its grant")
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
 	require.Regexp(t, `payments  1000/s, capacity 3000; at most 150/s in use
 closed: floors only, until these acknowledge it or are fenced: us
@@ -90,7 +90,7 @@ REGION`, stdout)
 		`us +has not reported: may have a grant of before$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
-	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "an object per line")
+	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "each line has one object")
 
 	// The command refuses unknown regions and a wrong prefix. An operator may also decline.
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
@@ -114,7 +114,8 @@ REGION`, stdout)
 	require.Contains(t, text,
 		"What us is using of payments is not known: up to 50/s of 1000/s, or a grant of\nbefore until that ends.\n")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence" region=us operator=\S+ reason=drill `, text)
-	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond, "its floor is free, and the pool opens")
+	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond,
+		"the floor of us is free, and the pool opens")
 	require.True(t, status().Pools[0].Open)
 	require.Equal(t, "drill", status().Pools[0].Regions[1].Fenced.Reason)
 
@@ -123,14 +124,14 @@ REGION`, stdout)
 	require.Contains(t, stdout, "pool lift: done for us")
 	require.Contains(t, stderr, `action="pool lift" region=us`)
 	require.Eventually(t, granted(750), 30*time.Second, 50*time.Millisecond,
-		"its part by weight is reserved until it acknowledges: the state of its bucket is unknown")
+		"the part of us is reserved until us acknowledges, since its bucket is unknown")
 	code, _, stderr = runWith(t, nil, "pool", "lift", "us", "-c", path)
 	require.Equal(t, cli.ExitFailed, code)
 	require.Contains(t, stderr, "region is not fenced")
 
 	_, stdout, _ = runWith(t, nil, "doctor", "-c", path)
 	require.Contains(t, stdout, "eu/one coordinates the pools")
-	require.NotContains(t, stdout, "leads", "in mode race no replica does")
+	require.NotContains(t, stdout, "leads", "in mode race no replica leads")
 	code, stdout, stderr = runWith(t, nil, "status", "--addr", addr)
 	require.Zero(t, code, stderr)
 	require.Regexp(t, `pools +in eu; eu/one coordinates, elected in epoch`, stdout)

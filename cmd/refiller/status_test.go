@@ -63,7 +63,8 @@ func TestStatusFitsEightyColumnsWithoutCuttingANumber(t *testing.T) {
 			require.Contains(t, out.String(), whole, "at %d columns", width)
 		}
 		if width >= 80 {
-			require.Contains(t, out.String(), "  1000, @daily Europe/Berlin", "the policy goes before what may be left out")
+			require.Contains(t, out.String(), "  1000, @daily Europe/Berlin",
+				"the policy comes before columns that may be left out")
 			require.Contains(t, out.String(), "payments:provider:charges:eu")
 		}
 	}
@@ -74,7 +75,7 @@ func TestStatusElsewhereIsWholeAndShowsNoControlCharacters(t *testing.T) {
 	var out bytes.Buffer
 	require.NoError(t, writeStatus(&out, 0, someStatus()))
 	require.NotContains(t, out.String(), "\x1b")
-	require.NotContains(t, out.String(), "…\n", "nothing is cut")
+	require.NotContains(t, out.String(), "…\n", "no line is cut")
 	for _, want := range []string{
 		`"a\x1b[31mb"`, "payments:provider:charges:europe", "20261122 CONFLICT", "424242", "998877", "52 ms ago",
 		"… and 2 more",
@@ -142,7 +143,7 @@ func asked(t *testing.T, addr string) (text string, s admin.Status) {
 	}
 	code, stdout, stderr := runWith(t, nil, "status", "--addr", addr, "-o", "json")
 	require.Zero(t, code, stderr)
-	require.NotContains(t, stdout, "null", "a list of nothing is an empty list")
+	require.NotContains(t, stdout, "null", "a list without elements is an empty list")
 	require.NoError(t, json.Unmarshal([]byte(stdout), &s))
 	return out.String(), s
 }
@@ -160,7 +161,7 @@ func TestStatusOfPoolsAloneShowsNoTableOfBuckets(t *testing.T) {
 	require.NotContains(t, text, "more")
 	require.Empty(t, s.Buckets)
 	require.Zero(t, s.Found)
-	require.Equal(t, 1, s.Total, "the pool's own bucket")
+	require.Equal(t, 1, s.Total, "the pool's bucket is counted")
 	require.Len(t, s.Pools.Shares, 1)
 	require.EqualValues(t, 100, s.Pools.Shares[0].Rate)
 	require.InDelta(t, 12, s.Pools.Shares[0].Age+s.Pools.Shares[0].Remaining, 0.1)
@@ -189,7 +190,7 @@ templates:
 		text, s = asked(t, addr)
 		require.Regexp(c, `(?s)PAUSED +refills pause: .*NOREPLICAS`, text)
 	}, 10*time.Second, 50*time.Millisecond)
-	require.NotContains(t, text, "FAULT", "that is no fault of the buckets")
+	require.NotContains(t, text, "FAULT", "the buckets have no fault")
 	for i, key := range []string{"checkout", "daily"} {
 		require.Equal(t, key, s.Buckets[i].Key)
 		require.Equal(t, "not in Redis: created once missing for two refill intervals", s.Buckets[i].Error)

@@ -44,13 +44,13 @@ func TestTheFileIsOfTheSpecificationAndItsMountsAreThere(t *testing.T) {
 			}
 		}
 		for _, p := range s.Ports {
-			require.Equal(t, "127.0.0.1", p.HostIP, "%s is open to others", name)
-			require.False(t, published[p.Published], "port %s twice", p.Published)
+			require.Equal(t, "127.0.0.1", p.HostIP, "%s is open to other hosts", name)
+			require.False(t, published[p.Published], "port %s is published twice", p.Published)
 			published[p.Published] = true
 		}
 		for other, on := range s.DependsOn {
 			if on.Condition == types.ServiceConditionHealthy {
-				require.NotNil(t, project.Services[other].HealthCheck, "%s waits for %s", name, other)
+				require.NotNil(t, project.Services[other].HealthCheck, "%s waits for %s, which has no health check", name, other)
 			}
 		}
 	}

@@ -212,7 +212,7 @@ func TestTheChartsSidecarIsThatOfTheComponent(t *testing.T) {
 		require.Contains(t, got.Env, corev1.EnvVar{Name: "REFILLER_REDIS_" + name, Value: value})
 	}
 	require.Equal(t, "/var/run/secrets/refiller/redis", got.VolumeMounts[0].MountPath)
-	require.Len(t, pod.Volumes, 1, "etcd's secret is not its business")
+	require.Len(t, pod.Volumes, 1, "the sidecar mounts no secret of etcd")
 	understands(t, got)
 
 	for _, v := range want.Env {
@@ -303,7 +303,7 @@ func TestTheComponentsRulesAreThoseOfMonitoring(t *testing.T) {
 	}
 	text, err := os.ReadFile(path)
 	require.NoError(t, err)
-	require.True(t, want == string(text), `it is old: "make config-docs" writes it`)
+	require.True(t, want == string(text), `the file is old: "make config-docs" writes it`)
 }
 
 // schemaOfValues returns the schema of the chart's values, in which it replaces the schema of the configuration by the
@@ -331,7 +331,7 @@ func TestTheSchemaOfValuesHoldsThatOfTheConfiguration(t *testing.T) {
 		require.NoError(t, os.WriteFile(path, want, 0o644))
 		return
 	}
-	require.True(t, bytes.Equal(want, text), `it is old: "make config-docs" writes it`)
+	require.True(t, bytes.Equal(want, text), `the file is old: "make config-docs" writes it`)
 }
 
 func TestWrongValuesAreRefused(t *testing.T) {

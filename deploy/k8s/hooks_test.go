@@ -87,13 +87,14 @@ func TestChecksRunBeforeAnUpgradeAndInHelmTest(t *testing.T) {
 			networks := only[*networkingv1.NetworkPolicy](objects)
 			i := slices.IndexFunc(networks, func(n *networkingv1.NetworkPolicy) bool { return isHook(n) })
 			for key, value := range networks[i].Spec.PodSelector.MatchLabels {
-				require.Equal(t, value, pod.Labels[key], "%s has no way to Redis", name)
+				require.Equal(t, value, pod.Labels[key], "no network policy lets %s reach Redis", name)
 			}
 			require.Equal(t, networks[slices.IndexFunc(networks, func(n *networkingv1.NetworkPolicy) bool {
 				return n.Name == "refiller"
 			})].Spec.Egress, networks[i].Spec.Egress)
 		}
-		require.Equal(t, configOf(t, objects, "refiller"), configOf(t, objects, "refiller-check"), "it checks the new one")
+		require.Equal(t, configOf(t, objects, "refiller"), configOf(t, objects, "refiller-check"),
+			"the hook checks the new configuration")
 	}
 }
 
@@ -236,7 +237,7 @@ func TestAnEmptyListOfPeersAllowsNone(t *testing.T) {
 	})
 	require.Len(t, policies, 2)
 	for _, p := range policies {
-		require.Empty(t, p.Spec.Ingress, fmt.Sprint(p.Name, ": a rule without peers lets everybody in"))
+		require.Empty(t, p.Spec.Ingress, fmt.Sprint(p.Name, ": a rule without peers admits every client"))
 		require.Contains(t, p.Spec.PolicyTypes, networkingv1.PolicyTypeIngress)
 	}
 }

@@ -106,12 +106,13 @@ func TestPodsAreSoundAndPinned(t *testing.T) {
 				require.False(t, c.Resources.Limits.Memory().IsZero(), name)
 				require.True(t, *c.SecurityContext.ReadOnlyRootFilesystem, name)
 				for _, m := range c.VolumeMounts {
-					require.True(t, volumes[m.Name], "%s mounts %s", name, m.Name)
+					require.True(t, volumes[m.Name], "%s mounts %s, which is no volume", name, m.Name)
 					require.Empty(t, m.SubPath, "a subPath is never updated")
 				}
 				for _, p := range []*corev1.Probe{c.ReadinessProbe, c.LivenessProbe, c.StartupProbe} {
 					if p != nil && p.HTTPGet != nil {
-						require.True(t, hasPort(c, p.HTTPGet.Port), "%s: probe of port %s", name, p.HTTPGet.Port.String())
+						require.True(t, hasPort(c, p.HTTPGet.Port),
+							"%s: its probe uses the unknown port %s", name, p.HTTPGet.Port.String())
 					}
 				}
 				require.NotNil(t, c.ReadinessProbe, name)
@@ -133,7 +134,8 @@ func TestTheRefillerRunsInThreeReplicasAndRollsWithoutAGap(t *testing.T) {
 		require.EqualValues(t, 3, *d.Spec.Replicas)
 		require.Zero(t, d.Spec.Strategy.RollingUpdate.MaxUnavailable.IntValue())
 		spec := d.Spec.Template.Spec
-		require.EqualValues(t, 30, *spec.TerminationGracePeriodSeconds, "docs and the test of the real program say so")
+		require.EqualValues(t, 30, *spec.TerminationGracePeriodSeconds,
+			"the docs and the test of the program expect 30 seconds")
 		require.Len(t, spec.TopologySpreadConstraints, 2)
 		for _, c := range spec.TopologySpreadConstraints {
 			require.True(t, matches(t, c.LabelSelector, d.Spec.Template.Labels))
@@ -169,7 +171,7 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 					}
 				}
 			}
-			require.Equal(t, 1, workloads, "a %s is of one workload", kind)
+			require.Equal(t, 1, workloads, "each %s selects one workload", kind)
 		}
 		for _, b := range only[*policyv1.PodDisruptionBudget](objects) {
 			matched("budget", b.Spec.Selector)
@@ -196,7 +198,8 @@ func TestSelectorsFindTheirPods(t *testing.T) {
 				}
 				found++
 				for _, p := range s.Spec.Ports {
-					require.True(t, hasPort(pod.Spec.Containers[0], p.TargetPort), "service %s port %s", s.Name, p.Name)
+					require.True(t, hasPort(pod.Spec.Containers[0], p.TargetPort),
+						"service %s has the unknown target port of %s", s.Name, p.Name)
 				}
 			}
 			require.Equal(t, 1, found, "service %s finds the pods of one workload", s.Name)
@@ -226,11 +229,11 @@ func TestTheSidecarIsBesideProgramsWithItsLabel(t *testing.T) {
 	deployments := only[*appsv1.Deployment](objects)
 	require.Len(t, deployments, 1)
 	spec := deployments[0].Spec.Template.Spec
-	require.Len(t, spec.Containers, 1, "the program's own")
+	require.Len(t, spec.Containers, 1, "the pod has only the program's container")
 	require.Len(t, spec.InitContainers, 1)
 	c := spec.InitContainers[0]
-	require.Equal(t, corev1.ContainerRestartPolicyAlways, *c.RestartPolicy, "it stays beside the program")
-	require.Equal(t, []string{"/consumer"}, c.Command, "its path in the image")
+	require.Equal(t, corev1.ContainerRestartPolicyAlways, *c.RestartPolicy, "the sidecar runs as long as the program")
+	require.Equal(t, []string{"/consumer"}, c.Command, "the sidecar's path in the image")
 
 	// Clients outside of the pod reach probes and metrics, but no bucket.
 	for _, a := range c.Args {
@@ -270,7 +273,7 @@ func TestTheProgramAcceptsItsConfiguration(t *testing.T) {
 				return c.Data["config.yaml"] == ""
 			})
 			require.Len(t, maps, 1)
-			require.Equal(t, "refiller", maps[0].Name, "a stable name, so that a change is reloaded and rolls nothing")
+			require.Equal(t, "refiller", maps[0].Name, "the name is stable, so that a change is reloaded without a rollout")
 			path := filepath.Join(dir, "config.yaml")
 			require.NoError(t, os.WriteFile(path, []byte(maps[0].Data["config.yaml"]), 0o600))
 			check := exec.CommandContext(context.WithoutCancel(t.Context()), program, "check", path)

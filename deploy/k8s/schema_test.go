@@ -73,20 +73,20 @@ func TestTheSchemaAcceptsGoodAndRejectsBadConfigurations(t *testing.T) {
 		require.NoError(t, validate(text), path)
 	}
 	for name, pair := range map[string][2]string{
-		"unknown field":       {"version: 12", "version: 12\nbukets: []"},
-		"unknown of a bucket": {"initial: 0", "initia: 0"},
-		"text for a number":   {"capacity: 100", "capacity: many"},
-		"below the range":     {"pool_size: 7", "pool_size: 0"},
-		"no unit":             {"50ms", "50"},
-		"no time":             {"rate: 10/m", "rate: '10'"},
-		"two schedules":       {"rate: 10/m", "rate: 10/m, every: 1h, tokens: 5"},
-		"no schedule":         {"rate: 10/m, ", ""},
-		"no key":              {"key: smooth, ", ""},
-		"a choice":            {"degraded: local", "degraded: maybe"},
-		"a truth":             {"strict: true", "strict: 1"},
-		"a percentage":        {"40%", "0.4"},
-		"of a region":         {"burst: 5000", "brust: 5000"},
-		"a prefix":            {"prefix: /x/y", "prefix: x/"},
+		"unknown field":             {"version: 12", "version: 12\nbukets: []"},
+		"unknown field of a bucket": {"initial: 0", "initia: 0"},
+		"text for a number":         {"capacity: 100", "capacity: many"},
+		"below the range":           {"pool_size: 7", "pool_size: 0"},
+		"no unit":                   {"50ms", "50"},
+		"no time":                   {"rate: 10/m", "rate: '10'"},
+		"two schedules":             {"rate: 10/m", "rate: 10/m, every: 1h, tokens: 5"},
+		"no schedule":               {"rate: 10/m, ", ""},
+		"no key":                    {"key: smooth, ", ""},
+		"none of the choices":       {"degraded: local", "degraded: maybe"},
+		"not true or false":         {"strict: true", "strict: 1"},
+		"a percentage":              {"40%", "0.4"},
+		"unknown field of a region": {"burst: 5000", "brust: 5000"},
+		"a prefix":                  {"prefix: /x/y", "prefix: x/"},
 	} {
 		require.Contains(t, complete, pair[0], name)
 		require.Error(t, validate([]byte(strings.Replace(complete, pair[0], pair[1], 1))), name)

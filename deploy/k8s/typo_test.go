@@ -89,7 +89,7 @@ func TestATypoInAnyFieldIsFound(t *testing.T) {
 			return
 		}
 		for at, wrong := range typos(t, right) {
-			assert.True(t, found(path, wrong), "%s: %sx is accepted", path, at)
+			assert.True(t, found(path, wrong), "%s: the misspelled field %sx is accepted", path, at)
 			count++
 		}
 		require.NoError(t, fs.WriteFile("/"+path, right))

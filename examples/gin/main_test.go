@@ -29,5 +29,5 @@ func TestARequestIsJudgedByTheStatusThatIsSent(t *testing.T) {
 	}
 	w := get("/orders/7")
 	require.Equal(t, http.StatusOK, w.Code)
-	require.Equal(t, "order 7, 2 requests left\n", w.Body.String(), "the failed requests' tokens are back")
+	require.Equal(t, "order 7, 2 requests left\n", w.Body.String(), "the tokens of failed requests were returned")
 }

@@ -60,7 +60,7 @@ func TestARequestIsChargedToUserTeamAndPoolOrToNone(t *testing.T) {
 	}
 	w := ask("ann", true)
 	require.Equal(t, http.StatusTooManyRequests, w.Code)
-	require.Equal(t, "user:red/ann has too few tokens\n", w.Body.String(), "12 of 60 are left to interactive work")
+	require.Equal(t, "user:red/ann has too few tokens\n", w.Body.String(), "12 of 60 tokens are left for interactive work")
 	require.NotEmpty(t, w.Header().Get("Retry-After"))
 	for range 12 {
 		require.Equal(t, http.StatusOK, ask("ann", false).Code)

@@ -275,14 +275,14 @@ func TestTheReservationsOfAKilledGatewayEnd(t *testing.T) {
 		}, 10*time.Second, 50*time.Millisecond, key)
 		r, err := b.client.Take(t.Context(), key, 1)
 		require.NoError(t, err)
-		require.False(t, r.OK, "minted in %s", key)
+		require.False(t, r.OK, "%s has more tokens than its capacity", key)
 	}
 }
 
 func TestAModelThatFailsCostsNothing(t *testing.T) {
 	for name, model := range map[string]http.HandlerFunc{
-		"it says so":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
-		"it hangs up": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"the model is busy":     func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"the model disconnects": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, model)
@@ -303,6 +303,6 @@ func TestABadRequestIsRefused(t *testing.T) {
 	}
 	res := b.ask(t.Context(), "ann", `{"max_tokens": 90}`)
 	require.NoError(t, res.Body.Close())
-	require.Equal(t, http.StatusUnprocessableEntity, res.StatusCode, "more than a user can ever have")
+	require.Equal(t, http.StatusUnprocessableEntity, res.StatusCode, "the request needs more than a user's capacity")
 	b.left("ann", 100, 60)
 }

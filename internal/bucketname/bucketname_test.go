@@ -20,7 +20,7 @@ func TestEveryNameFits(t *testing.T) {
 	for _, name := range []string{"user:}", "user:}}", "user:7}", "user:{7}", long, long + "x", long + "}"} {
 		fit := bucketname.Fit(name)
 		require.NoError(t, lua.CheckKey(fit))
-		require.True(t, strings.HasPrefix(fit, "user:"), "a template knows it by its beginning")
+		require.True(t, strings.HasPrefix(fit, "user:"), "the name keeps the prefix of its template")
 		require.Equal(t, fit, bucketname.Fit(fit))
 		seen[fit] = true
 	}

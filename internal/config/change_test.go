@@ -48,7 +48,7 @@ func TestAChangeNamesItsBuckets(t *testing.T) {
 
 	change, err = old.To(edited(t, "100/s", "6000/m"))
 	require.NoError(t, err)
-	require.False(t, change.Applies(), "the same rate in other words")
+	require.False(t, change.Applies(), "the rate is the same in other units")
 }
 
 func TestALowerVersionIsRefused(t *testing.T) {
@@ -94,5 +94,5 @@ func TestWhatOnlyAStartCanChangeIsNamed(t *testing.T) {
 	change, err = old.To(edited(t, "version: 7",
 		strings.Replace(etcd, "version: 7", "version: 8\nrefill_interval: 50ms", 1)))
 	require.NoError(t, err)
-	require.Equal(t, []string{"refill_interval"}, change.Restart, "the pulse keeps its interval")
+	require.Equal(t, []string{"refill_interval"}, change.Restart, "the interval of the pulse changes only at a start")
 }

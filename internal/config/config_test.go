@@ -165,7 +165,7 @@ func TestEveryVariableIsRead(t *testing.T) {
 	require.Equal(t, config.Log{Level: "off", JSON: true}, c.Log)
 	require.Equal(t, "m", c.Redis.URL.Master)
 	require.Equal(t, "u", c.Redis.Username)
-	require.Equal(t, "p", reveal(c.Redis.Password), "beats the file's password_file")
+	require.Equal(t, "p", reveal(c.Redis.Password), "the variable overrides the file's password_file")
 	require.Equal(t, "s", reveal(c.Redis.SentinelPassword))
 	require.Equal(t, [3]string{"1", "2", "3"}, [3]string{c.Redis.TLS.CA, c.Redis.TLS.Cert, c.Redis.TLS.Key})
 	require.Equal(t, config.ModeEtcd, c.Election.Mode)
@@ -200,7 +200,7 @@ func TestMisspelledVariablesAreReported(t *testing.T) {
 	} {
 		require.ErrorContains(t, err, name+": "+says)
 	}
-	require.NotContains(t, err.Error(), "/x", "what they hold may be secret")
+	require.NotContains(t, err.Error(), "/x", "values of variables may be secret")
 
 	_, err = config.Load(config.Source{Path: path, Env: vars(
 		"REFILLER_IDENTITY", "a", "REFILLER_ENVIRONMENT", "prod", "REFILLER_SERVE_HTTP", ":1", "REFILLER_REDIS_PASSWRD", "",
@@ -225,7 +225,7 @@ func TestConnectionsNeedNoFile(t *testing.T) {
 		config.Override{Source: "--redis", Field: "redis.url", Value: "rediss://u:p@other"})
 	require.NoError(t, err)
 	require.Equal(t, "rediss://u:xxxxx@other:6379", c.Redis.String())
-	require.True(t, c.Redis.Password.IsZero(), "the flag's address brings its own")
+	require.True(t, c.Redis.Password.IsZero(), "the variable's password file belongs to another address")
 	require.Equal(t, "ca", c.Redis.TLS.CA)
 	require.Equal(t, []string{"e:1"}, c.PoolRegistry.Endpoints)
 	require.Equal(t, "/refiller/pools", c.PoolsPrefix())
@@ -244,7 +244,7 @@ func TestURLOfTheEnvironmentBringsItsOwnCredentials(t *testing.T) {
 	require.True(t, c.Redis.Password.IsZero())
 	c, err = config.Load(config.Source{Path: path, Env: vars("REFILLER_REDIS_URL", "redis://h")})
 	require.NoError(t, err)
-	require.Equal(t, "old", c.Redis.Username, "a url without credentials leaves the file's")
+	require.Equal(t, "old", c.Redis.Username, "the file's credentials apply to a url without any")
 }
 
 func TestProblemsNameTheirSource(t *testing.T) {

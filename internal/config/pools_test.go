@@ -40,7 +40,7 @@ func TestParseReadsPools(t *testing.T) {
 		},
 	}}, c.Pools)
 	require.Equal(t, "/refiller/pools", c.PoolsPrefix())
-	require.Equal(t, "/refiller/regions/eu", c.RefillPrefix(), "the regions share etcd, not the election of who refills")
+	require.Equal(t, "/refiller/regions/eu", c.RefillPrefix(), "the regions share etcd, but each has its own election")
 	require.Contains(t, c.Summary(), "0 buckets and 1 pool of 1 on ")
 
 	c, err = parseText([]byte(strings.Replace(goodPools, "eu: {weight: 2, floor: 1000/s}", "eu: {}", 1)))
@@ -55,7 +55,7 @@ func TestParseReadsPools(t *testing.T) {
 	head, _, _ := strings.Cut(goodPools, "pools:")
 	c, err = parseText([]byte(head + "pools: []\n"))
 	require.NoError(t, err)
-	require.True(t, c.Pooled(), "it takes part, to say that there are none any more")
+	require.True(t, c.Pooled(), "an empty list still takes part, to end the pools")
 	c, err = parseText([]byte(good))
 	require.NoError(t, err)
 	require.False(t, c.Pooled())
@@ -71,7 +71,7 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		line     int
 		says     string
 	}{
-		{"a list it is not", "pools:\n  - name", "pools:\n    name", "pools", 6, "want a list"},
+		{"pools are no list", "pools:\n  - name", "pools:\n    name", "pools", 6, "want a list"},
 		{"unknown field", "    capacity: 20000", "    capactiy: 20000", "pools[0].capactiy", 8, "did you mean capacity?"},
 		{"unknown field of a region", "floor: 1000/s", "flor: 1000/s", "pools[0].regions.eu.flor", 11, "did you mean floor?"},
 		{"no name", "- name: payments\n    rate", "- rate", "pools[0].name", 6, "it is required"},
@@ -79,13 +79,13 @@ func TestParseReportsFieldLineAndRangeOfPools(t *testing.T) {
 		{"no rate", "    rate: 10000/s\n", "", "pools[0].rate", 6, "it is required"},
 		{"rate without a time", "10000/s", "10000", "pools[0].rate", 7, "has no time"},
 		{"no capacity", "    capacity: 20000\n", "", "pools[0].capacity", 6, "it is required"},
-		{"capacity beyond what is exact", "capacity: 20000", "capacity: 9007199254740992", "pools[0].capacity", 8,
+		{"capacity of 2^53", "capacity: 20000", "capacity: 9007199254740992", "pools[0].capacity", 8,
 			"from 1 to 1125899906842624"},
 		{"interval", "50ms", "2h", "pools[0].interval", 9, "from 1ms to 1h"},
 		{"no regions", "    regions:\n      eu: {weight: 2, floor: 1000/s}\n      us: {weight: 1, floor: 500/s, burst: 6000, ceiling: 9000/s}\n", "", "pools[0].regions", 6, "it is required"},
 		{"regions are a list", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us:",
 			"regions:\n      - eu: {weight: 2, floor: 1000/s}\n      - us:", "pools[0].regions", 11, "not a list"},
-		{"regions are none", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us: {weight: 1, floor: 500/s, burst: 6000, ceiling: 9000/s}", "regions: {}", "pools[0].regions", 10, "0 of them: want 1 to 100"},
+		{"regions are empty", "regions:\n      eu: {weight: 2, floor: 1000/s}\n      us: {weight: 1, floor: 500/s, burst: 6000, ceiling: 9000/s}", "regions: {}", "pools[0].regions", 10, "0 of them: want 1 to 100"},
 		{"region twice", "us: {weight: 1", "eu: {weight: 1", "pools[0].regions.eu", 12,
 			"given twice: the first is on line 11"},
 		{"region with a space", "us: {weight: 1", "u s: {weight: 1", "pools[0].regions.u s", 12, "letters, digits"},
@@ -144,7 +144,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	t.Parallel()
 	c, err := parseText([]byte(goodPools))
 	require.NoError(t, err)
-	require.EqualValues(t, 7, c.PoolsVersion, "the file's")
+	require.EqualValues(t, 7, c.PoolsVersion, "the default is the file's version")
 	require.False(t, c.HasSeparateRegistry())
 	require.Equal(t, c.Election.Etcd, c.PoolRegistry)
 
@@ -157,7 +157,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.EqualValues(t, 3, c.PoolsVersion)
 	require.True(t, c.HasSeparateRegistry())
 	require.Equal(t, []string{"https://global:2379"}, c.PoolRegistry.Endpoints)
-	require.Equal(t, "/refiller/pools", c.PoolsPrefix(), "the election's prefix unless it has its own")
+	require.Equal(t, "/refiller/pools", c.PoolsPrefix(), "the default is the election's prefix")
 	require.Equal(t, 10*time.Second, c.PoolRegistry.TTL)
 	require.Equal(t, []string{"127.0.0.1:2379"}, c.Election.Endpoints)
 
@@ -166,7 +166,7 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.NoError(t, err)
 	_, err = c.To(next)
 	require.ErrorContains(t, err, "pools_version: 3 is in force already with other pools",
-		"the pools' version counts for pools")
+		"changes of pools need a new pools_version")
 	next, err = parseText([]byte(strings.NewReplacer("500/s", "3000/s", "version: 7", "version: 8", "pools_version: 3",
 		"pools_version: 2").Replace(own)))
 	require.NoError(t, err)
@@ -186,7 +186,7 @@ func TestParseReportsAllProblemsOfPools(t *testing.T) {
 	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "%v", err)
 	_, err = parseText([]byte(strings.NewReplacer("burst: 6000", "burst: 16000", "1000/s", "9000/s", "9000/s}",
 		"1/s}").Replace(goodPools)))
-	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "all that is wrong between fields: %v", err)
+	require.Equal(t, 3, strings.Count(err.Error(), "\n")+1, "every conflict between fields is reported: %v", err)
 }
 
 func TestChangesOfPoolsNeedAVersion(t *testing.T) {
@@ -210,7 +210,7 @@ func TestChangesOfPoolsNeedAVersion(t *testing.T) {
 	}
 	change, err := old.To(parse("10000/s", "600000/m"))
 	require.NoError(t, err)
-	require.Equal(t, config.Change{}, change, "the same in other words")
+	require.Equal(t, config.Change{}, change, "the rate is the same in other units")
 
 	without, err := parseText([]byte(strings.Replace(good, "region: eu-west-1", "region: eu", 1)))
 	require.NoError(t, err)

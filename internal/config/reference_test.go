@@ -37,7 +37,7 @@ func TestReferenceAndSchemaAreThoseOfTheStructs(t *testing.T) {
 		}
 		there, err := os.ReadFile(path)
 		require.NoError(t, err)
-		require.Equal(t, text, string(there), "%s is not current: make config-docs", path)
+		require.Equal(t, text, string(there), "%s is not current: run make config-docs", path)
 	}
 }
 

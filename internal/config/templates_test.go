@@ -69,7 +69,7 @@ func TestTemplatesChangeWithTheVersion(t *testing.T) {
 	for name, next := range map[string]Config{
 		"rate":                   edit("rate: 1/s", "rate: 2/s"),
 		"prefix":                 edit(`prefix: "user:"`, `prefix: "users:"`),
-		"one less":               edit(`  - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}`, ""),
+		"a template fewer":       edit(`  - {prefix: "", enforce: lazy, capacity: 5, rate: 10/m}`, ""),
 		"enforce":                edit("enforce: lazy, capacity: 60", "capacity: 60"),
 		"none":                   edit(templated[len(inForce):], "templates: []\n"),
 		"a bucket that it takes": edit("key: b", "key: d"),
@@ -87,10 +87,10 @@ func TestTemplatesChangeWithTheVersion(t *testing.T) {
 
 	change, err = old.To(parsed(t, replaced(t, templated, "rate: 1/s", "rate: 60/m")))
 	require.NoError(t, err)
-	require.False(t, change.Applies(), "the same in other words")
+	require.False(t, change.Applies(), "the rate is the same in other units")
 	change, err = old.To(parsed(t, inForce))
 	require.NoError(t, err)
-	require.False(t, change.Applies(), "it says nothing of templates")
+	require.False(t, change.Applies(), "a file without templates changes none")
 	change, err = parsed(t, inForce).To(old)
 	require.NoError(t, err)
 	require.True(t, change.Applies())

@@ -32,18 +32,18 @@ func TestTheGapIsTheLongestPauseAroundTheInstant(t *testing.T) {
 		gap     int64 // ms
 		settled bool
 	}{
-		"the pause the instant falls into":          {refillsAt(0, 100, 310, 410, 510), 150, 210, true},
-		"a last refill that was under way":          {refillsAt(0, 100, 151, 360, 460), 150, 209, true},
-		"earlier pauses don't count":                {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200, true},
-		"later pauses don't count":                  {refillsAt(0, 100, 200, 300, 900), 50, 100, true},
-		"nothing before the instant":                {refillsAt(100, 200, 300), 50, 0, true},
-		"no refill yet":                             {refillsAt(0, 100), 150, 0, false},
-		"too few refills yet":                       {refillsAt(0, 100, 310, 410), 150, 0, false},
-		"no refill at all":                          {nil, 150, 0, false},
-		"a refill that was missed hides the pause":  {missed, 150, 0, true},
-		"a new era does so, too":                    {otherEra, 150, 0, true},
-		"a refill at the instant is one before it":  {refillsAt(0, 150, 350, 450, 550), 150, 200, true},
-		"the first refill after it was seen as new": {refillsAt(0, 149, 151, 251, 351), 150, 100, true},
+		"the pause around the instant":                {refillsAt(0, 100, 310, 410, 510), 150, 210, true},
+		"a last refill that was under way":            {refillsAt(0, 100, 151, 360, 460), 150, 209, true},
+		"earlier pauses don't count":                  {refillsAt(0, 900, 1000, 1200, 1300, 1400), 1050, 200, true},
+		"later pauses don't count":                    {refillsAt(0, 100, 200, 300, 900), 50, 100, true},
+		"nothing before the instant":                  {refillsAt(100, 200, 300), 50, 0, true},
+		"no refill yet":                               {refillsAt(0, 100), 150, 0, false},
+		"too few refills yet":                         {refillsAt(0, 100, 310, 410), 150, 0, false},
+		"no refill at all":                            {nil, 150, 0, false},
+		"a refill that was missed hides the pause":    {missed, 150, 0, true},
+		"a new era hides the pause":                   {otherEra, 150, 0, true},
+		"a refill at the instant counts as before it": {refillsAt(0, 150, 350, 450, 550), 150, 200, true},
+		"refills just before and after the instant":   {refillsAt(0, 149, 151, 251, 351), 150, 100, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var r refills
@@ -69,7 +69,7 @@ func TestRefillsAreRememberedOnceAndForAWhile(t *testing.T) {
 	require.EqualValues(t, 2*keptRefills-1, r.seen[keptRefills-1].version.Index)
 	require.Equal(t, 100*time.Millisecond, r.longestGap())
 	r.observe(policy.Version{Index: 2*keptRefills + 5}, 1e12)
-	require.Equal(t, 100*time.Millisecond, r.longestGap(), "refills were missed: the pause is not known")
+	require.Equal(t, 100*time.Millisecond, r.longestGap(), "a pause is not known when refills were missed")
 }
 
 func TestGapsAreSummedUpByMedianAndMaximum(t *testing.T) {

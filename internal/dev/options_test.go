@@ -51,10 +51,10 @@ func TestSamplesMakeAValidConfigurationInEveryMode(t *testing.T) {
 			for i < len(cfg.Buckets) && cfg.Buckets[i].Key != d.key {
 				i++
 			}
-			require.Less(t, i, len(cfg.Buckets), "a demand is of a sample bucket")
+			require.Less(t, i, len(cfg.Buckets), "each demand has a sample bucket")
 			if d.key == watched {
 				require.Greater(t, 60*d.wanted(), float64(cfg.Buckets[i].Policy.Rate.Over(time.Minute)),
-					"the consumer asks for more than there is")
+					"the consumer asks for more than the bucket's rate")
 			}
 		}
 	}
@@ -67,7 +67,7 @@ func TestTheEnvironmentDoesNotOverrideThePlayground(t *testing.T) {
 		"REFILLER_ETCD_PASSWORD=b", "REFILLER_LISTEN=:1", "REFILLER_ELECTION_MODE=race", "REFILLER_IDENTITY=x",
 		"REFILLER_LOG_LEVEL=off",
 	}
-	require.Equal(t, []string{"PATH=/bin"}, environ(all, false, false), "embedded servers have no login")
+	require.Equal(t, []string{"PATH=/bin"}, environ(all, false, false), "embedded servers need no credentials")
 	require.Equal(t, []string{"PATH=/bin", "REFILLER_REDIS_PASSWORD=a"}, environ(all, true, false))
 	require.Equal(t, []string{"PATH=/bin", "REFILLER_ETCD_PASSWORD=b"}, environ(all, false, true))
 }

@@ -111,7 +111,7 @@ func TestAnEndedContextStopsTheWaitAndReportsWhatWasReplayed(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
 	_, err := Run(ended, sample(), cfg)
-	require.ErrorIs(t, err, context.Canceled, "at full speed, too")
+	require.ErrorIs(t, err, context.Canceled, "a cancelled run ends at full speed, too")
 }
 
 func TestALogThatFailsEndsTheReplay(t *testing.T) {

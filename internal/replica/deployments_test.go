@@ -60,22 +60,22 @@ func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 	eventually(t, "the first deployment's templates are published", taken("a:1"))
 
 	running(t, file(8, "b", "b:"), replica.Options{})
-	eventually(t, "those of the later version are", taken("b:1"))
+	eventually(t, "the later version's templates are published", taken("b:1"))
 	_, err = c.Take(ctx, "a:new", 1)
 	require.ErrorIs(t, err, fetch.ErrUnknownBucket)
 	const later = "this replica's config is old, or another deployment uses this Redis database"
-	eventually(t, "the first deployment says so", func() bool { return log.count(later) > 0 })
+	eventually(t, "the first deployment logs that its version is older", func() bool { return log.count(later) > 0 })
 	for _, key := range []string{"a", "b"} {
 		index := peek(t, server.Client(), key).Version.Index
 		eventually(t, "both refill their own buckets", func() bool {
 			return peek(t, server.Client(), key).Version.Index > index+15
 		})
 	}
-	require.Equal(t, 1, log.count(later), "once, though it has tried again")
+	require.Equal(t, 1, log.count(later), "the replica logs this once, though it tries again")
 
 	same := replica.Options{Logger: hclog.New(&hclog.LoggerOptions{Output: &log})}
 	running(t, file(8, "c", "c:"), same)
-	eventually(t, "one of the same version gives way, too", func() bool {
+	eventually(t, "a deployment of the same version gives way, too", func() bool {
 		return log.count("other templates are published under this version and stay: raise the config's version, "+
 			"unless another deployment uses this Redis database") == 1
 	})

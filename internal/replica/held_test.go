@@ -20,7 +20,7 @@ func TestTheBlockOfADeadConsumerIsDroppedWhenItsTimeIsOver(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb, url := server.Client(), "redis://"+server.Addr()
 	r := running(t, parse(t, url, 1, "  - {key: checkout, capacity: 100, rate: 400/s, strict: true}\n"), replica.Options{})
-	eventually(t, "the bucket is there", func() bool { return rdb.Exists(t.Context(), "{checkout}:ctl").Val() == 1 })
+	eventually(t, "the bucket exists", func() bool { return rdb.Exists(t.Context(), "{checkout}:ctl").Val() == 1 })
 	reply, err := lua.Lease(t.Context(), rdb, "checkout",
 		lua.LeaseCall{ID: "dead", Seq: 1, Want: 40, TTL: 5 * time.Second})
 	require.NoError(t, err)
@@ -31,16 +31,16 @@ func TestTheBlockOfADeadConsumerIsDroppedWhenItsTimeIsOver(t *testing.T) {
 		require.Len(t, list, 1)
 		return list[0].Outstanding
 	}
-	eventually(t, "the status shows what is held", func() bool { return shown() == 40 })
-	eventually(t, "so does the metric", func() bool {
+	eventually(t, "the status shows the held tokens", func() bool { return shown() == 40 })
+	eventually(t, "the metric shows the held tokens", func() bool {
 		return strings.Contains(metrics(t, r), `refiller_bucket_outstanding_tokens{bucket="checkout",region=""} 40`)
 	})
 	eventually(t, "the bucket is full again", func() bool {
 		p, err := lua.Peek(t.Context(), rdb, "checkout", 1)
 		require.NoError(t, err)
-		require.LessOrEqual(t, p.Tokens+p.Outstanding, int64(100), "it leaves room for what is held")
+		require.LessOrEqual(t, p.Tokens+p.Outstanding, int64(100), "refills leave room for held tokens")
 		return p.Tokens == 100
 	})
-	eventually(t, "nothing is held", func() bool { return shown() == 0 })
+	eventually(t, "no tokens are held", func() bool { return shown() == 0 })
 	require.Zero(t, rdb.Exists(t.Context(), lua.OutstandingKey("checkout"), lua.DueKey("checkout")).Val())
 }

@@ -32,10 +32,10 @@ func TestReplicasListEachOther(t *testing.T) {
 		}
 		return strings.Join(list, ", ")
 	}
-	eventually(t, "both are listed", func() bool {
+	eventually(t, "both replicas are listed", func() bool {
 		return listed() == "first v1: races under 7, second v2: races under 7"
 	})
 	stop()
 	require.NoError(t, <-done)
-	eventually(t, "who has left is not", func() bool { return listed() == "first v1: races under 7" })
+	eventually(t, "the replica that left is not listed", func() bool { return listed() == "first v1: races under 7" })
 }

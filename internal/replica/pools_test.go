@@ -59,9 +59,9 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 	eventually(t, "the regions share the rate", near(1000))
 	require.InDelta(t, 100, share(t, a).Floor, 0.01)
 	require.InDelta(t, 50, share(t, b).Floor, 0.01)
-	eventually(t, "its bucket is refilled", func() bool { return share(t, a).Remaining > 0 })
+	eventually(t, "the pool's bucket is refilled", func() bool { return share(t, a).Remaining > 0 })
 	require.EqualValues(t, 1000, share(t, a).Limit)
-	eventually(t, "one of them is known to coordinate, and each region has its own leader", func() bool {
+	eventually(t, "one region coordinates, and each region has its own leader", func() bool {
 		one, other := a.Status(t.Context(), admin.Query{}), b.Status(t.Context(), admin.Query{})
 		return one.Pools.Coordinator != nil && one.Pools.Coordinating == (one.Pools.Coordinator.Identity == "eu/a") &&
 			one.Pools.Coordinating != other.Pools.Coordinating && other.Leader != nil && other.Leader.Identity == "b"
@@ -98,7 +98,7 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 	c := running(t, poolConfig(t, "ap", ap, etcd, 3, "race", three), replica.Options{Identity: "c"})
 	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 3, "race", three), "test"))
 	require.NoError(t, b.Reload(poolConfig(t, "us", us, etcd, 3, "etcd", three), "test"))
-	eventually(t, "three regions share it", func() bool {
+	eventually(t, "three regions share the rate", func() bool {
 		n := total() + share(t, c).Rate
 		return share(t, c).Rate > 0 && n > 0.995*500 && n < 1.000001*500
 	})
@@ -106,8 +106,8 @@ func TestReplicasOfTwoRegionsShareAPool(t *testing.T) {
 	// A region leaves the pool. Its bucket gets terms under which it may use nothing.
 	without := onePool("500/s", 3000, "eu: {weight: 3, floor: 50/s}, us: {floor: 20/s}")
 	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 4, "race", without), "test"))
-	eventually(t, "the others have it all", near(500))
-	eventually(t, "it has acknowledged", func() bool {
+	eventually(t, "the other regions share the whole rate", near(500))
+	eventually(t, "the region that left has acknowledged", func() bool {
 		p := peek(t, ap.Client(), "payments")
 		return p.Terms.Tokens == 0 && p.Terms.GrantEra == 0 && p.Terms.Capacity == 1
 	})
@@ -130,12 +130,12 @@ func TestPoolsAreRefusedUnderTheSameVersion(t *testing.T) {
 	r := running(t, poolConfig(t, "eu", server, etcd, 1, "race", onePool("100/s", 300, "eu: {}")), replica.Options{})
 	require.ErrorContains(t, r.Reload(poolConfig(t, "eu", server, etcd, 1, "race", onePool("200/s", 300, "eu: {}")),
 		"test"), "other pools")
-	eventually(t, "a single region has all of it", func() bool { return share(t, r).Rate == 100 })
+	eventually(t, "a single region has the whole rate", func() bool { return share(t, r).Rate == 100 })
 	// A file without the field pools doesn't change the pools. A file with an empty list ends them.
 	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 2, "race", ""), "test"))
 	require.Equal(t, []string{"pools"}, r.Status(t.Context(), admin.Query{}).Reload.Restart)
 	require.NoError(t, r.Reload(poolConfig(t, "eu", server, etcd, 3, "race", "pools: []\n"), "test"))
-	eventually(t, "the pool is over", func() bool { return peek(t, server.Client(), "payments").Terms.Capacity == 1 })
+	eventually(t, "the pool has ended", func() bool { return peek(t, server.Client(), "payments").Terms.Capacity == 1 })
 }
 
 // The elections of a region can use an etcd of the region, while the pools use another one.
@@ -151,14 +151,14 @@ func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 	require.NoError(t, err, "a region that races has no etcd of its own")
 	b := running(t, cfg, replica.Options{Identity: "b"})
 
-	eventually(t, "the regions share the rate, and each decides alone who refills", func() bool {
+	eventually(t, "the regions share the rate, and each elects its own leader", func() bool {
 		status := a.Status(t.Context(), admin.Query{})
 		return share(t, a).Rate+share(t, b).Rate > 995 && status.Leader != nil && status.Leader.Identity == "a"
 	})
 	settings, found, err := pool.ReadSettings(t.Context(), global.Client(), "/shared/pools")
 	require.NoError(t, err)
 	require.True(t, found)
-	require.EqualValues(t, 3, settings.Version, "of the pools, whatever the files' are")
+	require.EqualValues(t, 3, settings.Version, "the settings have the version of the pools")
 	for prefix, want := range map[string]int64{"/refiller/regions/eu/": 1, "/shared/": 0} {
 		got, err := regional.Client().Get(t.Context(), prefix, clientv3.WithPrefix(), clientv3.WithCountOnly())
 		require.NoError(t, err)

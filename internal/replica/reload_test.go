@@ -113,7 +113,7 @@ func TestAStormOfReloadsMintsNothing(t *testing.T) {
 			require.LessOrEqual(t, p.Tokens, due)
 			continue
 		}
-		require.Equal(t, due, p.Tokens, "exactly what fell due since the bucket was created")
+		require.Equal(t, due, p.Tokens, "the bucket has exactly the tokens due since its creation")
 		require.EqualValues(t, 1+storm, p.Terms.Fence.Epoch)
 	}
 	mu.Lock()
@@ -135,7 +135,7 @@ func TestAReloadThatIsRefusedChangesNothingAndIsReported(t *testing.T) {
 
 	loadErr = config.Problems{{Source: "f", Line: 1, Msg: "one"}, {Source: "f", Line: 2, Msg: "two"}}
 	asked <- "file changed"
-	eventually(t, "it is refused", func() bool { return status().Reload.Refused == 1 })
+	eventually(t, "the reload is refused", func() bool { return status().Reload.Refused == 1 })
 	got := status().Reload
 	require.Equal(t, "refused", got.Result)
 	require.Equal(t, "file changed", got.Cause)
@@ -143,7 +143,7 @@ func TestAReloadThatIsRefusedChangesNothingAndIsReported(t *testing.T) {
 
 	loadErr = errors.New("config: gone")
 	asked <- "SIGHUP"
-	eventually(t, "it is refused", func() bool { return status().Reload.Refused == 2 })
+	eventually(t, "the reload is refused", func() bool { return status().Reload.Refused == 2 })
 	require.Equal(t, []string{"config: gone"}, status().Reload.Problems)
 
 	lower := parse(t, server.URL(), 6, "  - {key: a, capacity: 10, rate: 1/s}\n")
@@ -158,9 +158,9 @@ func TestAReloadThatIsRefusedChangesNothingAndIsReported(t *testing.T) {
 
 	next, loadErr = parse(t, server.URL(), 8, "  - {key: a, capacity: 10, rate: 1/s, interval: 1s}\n"), nil
 	asked <- "file changed"
-	eventually(t, "a good one is applied", func() bool { return status().Reload.Applied == 1 })
+	eventually(t, "a valid reload is applied", func() bool { return status().Reload.Applied == 1 })
 	require.Empty(t, status().Reload.Problems)
-	eventually(t, "it is in force", func() bool { return status().Buckets[0].Policy == 8 })
+	eventually(t, "the new version is in force", func() bool { return status().Buckets[0].Policy == 8 })
 }
 
 func TestAReloadReportsWhatNeedsARestart(t *testing.T) {
@@ -174,12 +174,12 @@ func TestAReloadReportsWhatNeedsARestart(t *testing.T) {
 	s := r.Status(t.Context(), admin.Query{Limit: 10})
 	require.Equal(t, "applied", s.Reload.Result)
 	require.Equal(t, []string{"region", "redis"}, s.Reload.Restart)
-	require.Empty(t, s.Region, "it counts from the next start on")
+	require.Empty(t, s.Region, "a new region applies from the next start on")
 	require.EqualValues(t, 2, s.Config)
 	require.Equal(t, hclog.Warn, level.GetLevel(), "the log level changes at once")
 
 	require.NoError(t, r.Reload(next, "test"))
 	require.Equal(t, "unchanged", r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Result)
 	require.Equal(t, []string{"region", "redis"}, r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Restart,
-		"it still does")
+		"the region and redis still need a restart")
 }

@@ -31,7 +31,7 @@ func TestAPolicyIsTriedInShadowMode(t *testing.T) {
 	server := testenv.Redis(t)
 	rdb, url := server.Client(), "redis://"+server.Addr()
 	r := running(t, parse(t, url, 1, "  - {key: trial, capacity: 10, rate: 1/h, shadow: true}\n"), replica.Options{})
-	eventually(t, "the bucket is there", func() bool { return rdb.Exists(t.Context(), "{trial}:ctl").Val() == 1 })
+	eventually(t, "the bucket exists", func() bool { return rdb.Exists(t.Context(), "{trial}:ctl").Val() == 1 })
 	client, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
 	require.NoError(t, err)
 	defer func() { require.NoError(t, client.Close(t.Context())) }()

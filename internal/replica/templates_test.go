@@ -43,24 +43,24 @@ func TestReplicasPublishTheirTemplates(t *testing.T) {
 	}
 	r := running(t, parse(t, server.URL(), 7, users), replica.Options{})
 	running(t, parse(t, server.URL(), 7, users), replica.Options{})
-	becomes(60, "it is published")
+	becomes(60, "the template is published")
 	require.NoError(t, rdb.Del(t.Context(), lua.TemplatesKey).Err())
-	becomes(60, "it is published again")
+	becomes(60, "the template is published again")
 
 	began := time.Now()
 	require.NoError(t, r.Reload(parse(t, server.URL(), 8, fewer), "test"))
-	becomes(6, "a reload is published")
+	becomes(6, "the reloaded template is published")
 	t.Logf("published after %s", time.Since(began))
 	running(t, parse(t, server.URL(), 7, users), replica.Options{})
 	old := running(t, parse(t, server.URL(), 8, users), replica.Options{Logger: hclog.NewNullLogger()})
 	for end := time.Now().Add(1500 * time.Millisecond); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
-		require.EqualValues(t, 6, capacity(), "neither an old replica nor one with others under the same version changes it")
+		require.EqualValues(t, 6, capacity(), "replicas of an old or the same version change nothing")
 	}
 
 	require.NoError(t, r.Reload(parse(t, server.URL(), 9, oneBucket), "test"))
-	require.EqualValues(t, 6, capacity(), "a file without templates says nothing of them")
+	require.EqualValues(t, 6, capacity(), "a file without templates leaves them in force")
 	require.NoError(t, old.Reload(parse(t, server.URL(), 9, oneBucket+"templates: []\n"), "test"))
-	becomes(0, "they have ended")
+	becomes(0, "the templates have ended")
 }
 
 // A consumer reads the same template as the configuration has.
@@ -69,14 +69,14 @@ func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	server := testenv.Redis(t)
 	running(t, parse(t, server.URL(), 7, oneBucket+`templates: [{prefix: "", enforce: lazy, capacity: 60, rate: 10/m, degraded: open, shadow: true}]`+"\n"), replica.Options{})
 	var set *policy.Templates
-	eventually(t, "it is published", func() bool {
+	eventually(t, "the template is published", func() bool {
 		var err error
 		set, _, err = lua.ReadTemplates(t.Context(), server.Client(), "")
 		require.NoError(t, err)
 		return set != nil
 	})
 	require.EqualValues(t, 7, set.Version())
-	require.Nil(t, set.Of("a"), "a bucket of its own")
+	require.Nil(t, set.Of("a"), "a bucket of the file has no template")
 	got := set.Of("user:1")
 	require.Equal(t, policy.EnforceLazy, got.Enforce)
 	require.Equal(t, policy.Template{Policy: policy.Policy{
@@ -112,7 +112,7 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 			require.NoError(t, err)
 		}
 		due := int64(time.Since(began).Seconds()*200) + 100
-		require.LessOrEqual(t, int64(400), due+1, "more than fell due")
+		require.LessOrEqual(t, int64(400), due+1, "consumers got no more tokens than fell due")
 	}
 	active := func() (n int64) {
 		for i := range lua.ActiveShards {
@@ -129,7 +129,7 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 		require.NoError(t, err)
 		return r.Remaining < 40 && r.OK
 	})
-	eventually(t, "it is known of new ones", func() bool {
+	eventually(t, "new buckets have the lower capacity", func() bool {
 		r, err := c.Peek(ctx, "user:new")
 		require.NoError(t, err)
 		return r.Limit == 40
@@ -158,12 +158,12 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	_, err = override.New(rdb).Set(ctx, "user:1", policy.Override{Capacity: 5})
 	require.NoError(t, err)
 	index := peek(t, rdb, "user:1").Version.Index
-	eventually(t, "refills found it full again", func() bool { return peek(t, rdb, "user:1").Version.Index > index+5 })
+	eventually(t, "refills find the bucket full", func() bool { return peek(t, rdb, "user:1").Version.Index > index+5 })
 	r, err := c.Take(ctx, "user:1", 3)
 	require.NoError(t, err)
-	require.EqualValues(t, 100, r.Limit, "it doesn't know")
+	require.EqualValues(t, 100, r.Limit, "the consumer still knows the old capacity")
 	require.EqualValues(t, 2, r.Remaining)
-	eventually(t, "it is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
+	eventually(t, "the bucket is refilled", func() bool { return peek(t, rdb, "user:1").Tokens == 5 })
 }
 
 // Replicas that start with a later file read from Redis which templates the earlier file had. If a bucket of such a
@@ -192,7 +192,7 @@ func TestNewReplicasRefillBucketsOfFormerPrefixes(t *testing.T) {
 
 	running(t, file(8, "", "user:"), replica.Options{})
 	for _, key := range keys {
-		eventually(t, "it is refilled by the later template", func() bool {
+		eventually(t, "the bucket is refilled under the later template", func() bool {
 			p := peek(t, rdb, key)
 			return p.Terms.Template && p.Terms.FileVersion() == 8 && p.Tokens > 30
 		})

@@ -30,14 +30,14 @@ func TestAStandbysLaterFileIsInForceWithinASecond(t *testing.T) {
 	leader := running(t, file(7, `buckets: [{key: a, capacity: 10000, rate: 5000/s}]
 templates: [{prefix: "user:", capacity: 10000, rate: 5000/s, interval: 100ms}]
 `), replica.Options{Identity: "leader"})
-	eventually(t, "it leads", func() bool {
+	eventually(t, "the first replica leads", func() bool {
 		s := leader.Status(ctx, admin.Query{})
 		return s.Leader != nil && s.Leader.Identity == "leader"
 	})
 	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
-	eventually(t, "its buckets and templates are known", func() bool {
+	eventually(t, "the leader's buckets and templates exist", func() bool {
 		_, bucketErr := c.Take(ctx, "a", 1)
 		_, userErr := c.Take(ctx, "user:1", 1)
 		return bucketErr == nil && userErr == nil
@@ -72,7 +72,8 @@ templates: [{prefix: "user:", capacity: 10, rate: 10/s, interval: 100ms}]
 				taken += r.Taken
 			}
 			due := 10 + 10*time.Since(began).Seconds()
-			require.LessOrEqual(t, float64(taken), due+2, "round %d: more of %s than capacity, rate and a refill", round, key)
+			require.LessOrEqual(t, float64(taken), due+2,
+				"round %d: %s gave more than its capacity, its rate and one refill", round, key)
 			require.GreaterOrEqual(t, taken, int64(3), "round %d: %s is refilled", round, key)
 		}
 		require.NoError(t, rdb.FlushAll(ctx).Err())

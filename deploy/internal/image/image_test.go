@@ -84,7 +84,7 @@ func TestTheContextHoldsNothingButSources(t *testing.T) {
 	for _, name := range files(t, dir) {
 		require.NotContains(t, name, "_test.go")
 		require.NotContains(t, name, "testdata")
-		require.NotRegexp(t, `^(\.|bin/|deploy/|docs/|dist/)`, name, "a context with these is never cached")
+		require.NotRegexp(t, `^(\.|bin/|deploy/|docs/|dist/)`, name, "a build context with such a file is never cached")
 	}
 }
 

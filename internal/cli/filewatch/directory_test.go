@@ -50,7 +50,7 @@ func TestADirectoryIsWatchedLikeAFile(t *testing.T) {
 	write("other.txt", "b")
 	after, err := Sum(dir)
 	require.NoError(t, err)
-	require.Equal(t, before, after, "other files don't count")
+	require.Equal(t, before, after, "other files don't change the sum")
 	cancel()
 	<-ended
 }

@@ -63,7 +63,7 @@ func TestChangesAreReportedHoweverTheyAreMade(t *testing.T) {
 
 	require.NoError(t, os.Remove(path))
 	write(t, path, "4")
-	await(t, changed, "who read it meanwhile found nothing")
+	await(t, changed, "the file was missing for a moment")
 }
 
 // swap changes a mounted ConfigMap as the kubelet does.
@@ -99,7 +99,7 @@ func TestAFileBehindALinkElsewhereIsWatched(t *testing.T) {
 	require.NoError(t, os.Symlink(real, path))
 	changed := watched(t, path, time.Hour)
 	write(t, real, "2")
-	await(t, changed, "the file that the link leads to")
+	await(t, changed, "the target of the link was written")
 }
 
 func TestSameContentIsNoChange(t *testing.T) {
@@ -111,7 +111,7 @@ func TestSameContentIsNoChange(t *testing.T) {
 	require.NoError(t, os.Rename(path+".new", path))
 	write(t, path, "1")
 	write(t, path, "2")
-	await(t, changed, "a new content")
+	await(t, changed, "the content is new")
 	require.Empty(t, changed)
 }
 
@@ -122,7 +122,7 @@ func TestPollingFindsChangesWithoutEvents(t *testing.T) {
 	f, err := New(path, Options{Poll: time.Hour})
 	require.NoError(t, err)
 	f.blind(os.ErrInvalid)
-	require.LessOrEqual(t, f.poll, blindPoll, "it must be quick without events")
+	require.LessOrEqual(t, f.poll, blindPoll, "polling is quick without events")
 	f.poll = 10 * time.Millisecond
 	changed := make(chan struct{}, 100)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -133,7 +133,7 @@ func TestPollingFindsChangesWithoutEvents(t *testing.T) {
 		wg.Wait()
 	}()
 	write(t, path, "2")
-	await(t, changed, "by polling")
+	await(t, changed, "polling finds the change")
 }
 
 func TestADirectoryThatIsReplacedIsWatchedAgain(t *testing.T) {
@@ -144,9 +144,9 @@ func TestADirectoryThatIsReplacedIsWatchedAgain(t *testing.T) {
 	changed := watched(t, path, 20*time.Millisecond)
 	require.NoError(t, os.RemoveAll(dir))
 	write(t, path, "2")
-	await(t, changed, "the file came back with another content")
+	await(t, changed, "the file exists again with another content")
 	write(t, path, "3")
-	await(t, changed, "and changes again")
+	await(t, changed, "the file changes again")
 }
 
 func TestNewNeedsAReadableFile(t *testing.T) {

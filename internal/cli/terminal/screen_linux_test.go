@@ -34,10 +34,10 @@ func TestATerminalHasAWidthAndColors(t *testing.T) {
 	require.True(t, s.Colors())
 	require.Equal(t, 80, s.Width())
 	require.NoError(t, unix.IoctlSetWinsize(int(tty.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 132}))
-	require.Equal(t, 132, s.Width(), "people resize windows")
+	require.Equal(t, 132, s.Width(), "the width follows the window")
 
 	require.False(t, terminal.Of(tty, map[string]string{"NO_COLOR": "1"}).Colors())
 	require.True(t, terminal.Of(tty, map[string]string{"NO_COLOR": "1"}).Rewrites())
-	require.True(t, terminal.Of(tty, map[string]string{"NO_COLOR": ""}).Colors(), "an empty NO_COLOR says nothing")
+	require.True(t, terminal.Of(tty, map[string]string{"NO_COLOR": ""}).Colors(), "an empty NO_COLOR has no effect")
 	require.False(t, terminal.Of(tty, map[string]string{"TERM": "dumb"}).Rewrites())
 }

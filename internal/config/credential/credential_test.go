@@ -26,7 +26,7 @@ func TestPasswordIsReadFromItsFileEachTime(t *testing.T) {
 	p := credential.FromFile(path)
 	got, err := p.Reveal()
 	require.NoError(t, err)
-	require.Equal(t, " a b ", got, "only one newline is not part of it")
+	require.Equal(t, " a b ", got, "only one newline is removed")
 	require.NoError(t, os.WriteFile(path, []byte("c\r\n"), 0o600))
 	got, err = p.Reveal()
 	require.NoError(t, err)
@@ -69,5 +69,5 @@ func TestTLSNamesTheFileThatIsWrong(t *testing.T) {
 	}
 	c, err := credential.TLS{}.ClientConfig()
 	require.NoError(t, err)
-	require.Nil(t, c.RootCAs, "the system's")
+	require.Nil(t, c.RootCAs, "the system's certificates apply")
 }

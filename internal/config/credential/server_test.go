@@ -63,13 +63,13 @@ func TestServerCertificateIsReadForEachHandshake(t *testing.T) {
 		return err == nil && len(server.ConnectionState().VerifiedChains) > 0
 	}
 	require.True(t, served(first, first))
-	require.False(t, served(first, second), "another authority's client")
+	require.False(t, served(first, second), "a client of another authority is refused")
 	require.False(t, served(second, first))
 	for from, to := range map[string]string{second.CertFile: first.CertFile, second.KeyFile: first.KeyFile} {
 		data, err := os.ReadFile(from)
 		require.NoError(t, err)
 		require.NoError(t, os.WriteFile(to, data, 0o600))
 	}
-	require.True(t, served(second, first), "the rotated certificate")
+	require.True(t, served(second, first), "the rotated certificate is used")
 	require.False(t, served(first, first))
 }

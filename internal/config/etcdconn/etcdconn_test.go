@@ -35,7 +35,7 @@ func TestOpenRefusesOptionsThatAreWrong(t *testing.T) {
 		"twice":    {etcdconn.Options{Endpoints: []string{"a:1", "a:1"}}, "in the list twice"},
 		"mixed": {etcdconn.Options{Endpoints: []string{"https://a:1", "http://b:1"}},
 			"1 of 2 use TLS: want all or none"},
-		"clear with TLS": {etcdconn.Options{Endpoints: []string{"http://a:1"}, TLS: credential.TLS{CA: empty}},
+		"plain http with TLS files": {etcdconn.Options{Endpoints: []string{"http://a:1"}, TLS: credential.TLS{CA: empty}},
 			"goes with https"},
 		"no password": {etcdconn.Options{Endpoints: good, Username: "u"}, `username: "u" has no password`},
 		"no username": {etcdconn.Options{Endpoints: good, Password: credential.Plain("hunter2")},
@@ -94,7 +94,7 @@ func TestCertificatesAreReadForEachConnection(t *testing.T) {
 	short, cancel := contextFor(t, time.Second)
 	defer cancel()
 	_, err := client.Get(short, "k")
-	require.Error(t, err, "neither side knows the other")
+	require.Error(t, err, "neither side trusts the other's authority")
 	certs.Install(t, files.CA, files.Cert, files.Key)
 	require.Eventually(t, func() bool {
 		short, cancel := contextFor(t, time.Second)

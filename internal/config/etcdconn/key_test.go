@@ -29,7 +29,7 @@ func TestAChangeOfTheValueIsReported(t *testing.T) {
 	}
 	key := etcdconn.NewKey(etcd.Client(), "/refiller/config", hclog.NewNullLogger())
 	require.NoError(t, key.Read(t.Context()))
-	require.Nil(t, key.Value(), "it is not there")
+	require.Nil(t, key.Value(), "the key does not exist yet")
 	put("one")
 	require.NoError(t, key.Read(t.Context()))
 	require.Equal(t, "one", string(key.Value()))
@@ -61,7 +61,7 @@ func TestAChangeOfTheValueIsReported(t *testing.T) {
 
 	member := etcd.Members()[0]
 	member.Kill()
-	require.Equal(t, "four", string(key.Value()), "what was read last stays")
+	require.Equal(t, "four", string(key.Value()), "the last value stays")
 	member.Restart()
 	require.NoError(t, etcd.WaitReady(t.Context()))
 	put("five")
@@ -72,7 +72,7 @@ func TestAChangeOfTheValueIsReported(t *testing.T) {
 	require.NoError(t, os.RemoveAll(filepath.Join(member.Dir(), "data")))
 	member.Restart()
 	require.NoError(t, etcd.WaitReady(t.Context()))
-	require.Equal(t, "five", string(key.Value()), "what was read last stays")
+	require.Equal(t, "five", string(key.Value()), "the last value stays")
 	put("six")
 	next("six")
 	put("seven")

@@ -50,7 +50,7 @@ func TestALaterLayerCountsMore(t *testing.T) {
 	d.Lay(fields.Override{Source: "--server", Field: "server.address", Value: "d"})
 	d.Require()
 	require.EqualError(t, d.Err(), `file:1:31: server.timeout: "soon" is not a duration from 0s to 1m, such as 100ms or 5s`,
-		"what was wrong with values that are replaced is not")
+		"errors in replaced values are not reported")
 	require.Equal(t, shape{
 		Server: server{Address: "d", Timeout: 2 * time.Second}, Other: &server{Address: "c", Timeout: 2 * time.Second},
 		Members: []string{"m", "n"}, Rooms: []room{{"y", 2}}, Parts: []part{{"p", 3}, {"q", 1}},
@@ -81,7 +81,7 @@ func TestAFlagIsCalledAsItsVariable(t *testing.T) {
 		flags, usages = append(flags, v.Flag()), append(usages, v.Usage())
 	}
 	require.Equal(t, []string{"server", "server-password-file", "", "other", "other-password-file", "", "members"}, flags,
-		"none has a password")
+		"no flag holds a password")
 	require.Equal(t, "where it is ($REFILLER_SERVER_URL)", usages[0])
 	require.Equal(t, "server.password_file of the file: an address ($REFILLER_SERVER_PASSWORD_FILE)", usages[1])
 }

@@ -64,7 +64,7 @@ func TestOpenReachesOneServerAndItsDatabase(t *testing.T) {
 	roundTrip(t, open(t, redisconn.Options{URL: parse(t, "redis://"+s.Addr()+"/3")}))
 	n, err := s.Client().DBSize(t.Context()).Result()
 	require.NoError(t, err)
-	require.Zero(t, n, "it wrote to database 3")
+	require.Zero(t, n, "the client wrote to database 3, and not to 0")
 }
 
 func TestOpenReachesASocket(t *testing.T) {
@@ -143,10 +143,10 @@ func TestOpenShowsItsCertificate(t *testing.T) {
 	roundTrip(t, open(t, redisconn.Options{URL: url, TLS: mutual}))
 
 	require.Error(t, open(t, redisconn.Options{URL: url, TLS: credential.TLS{CA: certs.CAFile}}).Ping(t.Context()).Err(),
-		"no certificate")
+		"a client without a certificate is refused")
 	err := open(t, redisconn.Options{URL: url, TLS: credential.TLS{Cert: certs.ClientCert,
 		Key: certs.ClientKey}}).Ping(t.Context()).Err()
-	require.ErrorContains(t, err, "certificate", "the authority is not the system's")
+	require.ErrorContains(t, err, "certificate", "the system does not trust the authority")
 }
 
 func TestCertificatesAreReadForEachConnection(t *testing.T) {
@@ -255,7 +255,7 @@ func TestAContextBoundsTheTimeOnTheSocket(t *testing.T) {
 	defer cancel()
 	start := time.Now()
 	require.Error(t, c.Ping(ctx).Err())
-	require.Less(t, time.Since(start), 30*time.Second, "not the read timeout")
+	require.Less(t, time.Since(start), 30*time.Second, "the call ends before the read timeout")
 }
 
 func TestValidateNamesEveryWrongOption(t *testing.T) {
@@ -266,13 +266,13 @@ func TestValidateNamesEveryWrongOption(t *testing.T) {
 		says    []string
 	}{
 		"nothing": {redisconn.Options{}, []string{"url: is missing"}},
-		"user alone": {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"},
+		"user without a password": {redisconn.Options{URL: parse(t, "redis://h"), Username: "u"},
 			[]string{`username: "u" has no password`}},
-		"user alone in url": {redisconn.Options{URL: parse(t, "redis://hunter2@h")},
+		"user without a password in url": {redisconn.Options{URL: parse(t, "redis://hunter2@h")},
 			[]string{"url: has a user but no password"}},
 		"tls without rediss": {redisconn.Options{URL: parse(t, "redis://h"), TLS: credential.TLS{CA: "f"}},
 			[]string{"tls: goes with a rediss://"}},
-		"half a pair": {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}},
+		"certificate without key": {redisconn.Options{URL: parse(t, "rediss://h"), TLS: credential.TLS{Cert: "f"}},
 			[]string{"tls.key: it is missing: cert and key"}},
 		"sentinel's password": {redisconn.Options{URL: parse(t, "redis://h"), SentinelPassword: secret},
 			[]string{"sentinel_password_file: goes with"}},

@@ -41,7 +41,7 @@ func TestAServerThatAcceptsNoWritesHasRunNothingOfAScript(t *testing.T) {
 	}
 	n, err := rdb.StrLen(t.Context(), keys[0]).Result()
 	require.NoError(t, err)
-	require.EqualValues(t, 8000000, n, "nothing was written")
+	require.EqualValues(t, 8000000, n, "the script wrote nothing")
 }
 
 func TestAnErrorWithinAScriptLeavesOpenWhatItDid(t *testing.T) {

@@ -47,7 +47,7 @@ func TestTheStoreDividesABucketAmongFlows(t *testing.T) {
 		require.NoError(t, err)
 		return r.OK
 	}
-	require.False(t, take("loud", 61), "it leaves the floor to the others")
+	require.False(t, take("loud", 61), "the loud flow leaves the floor to the other flows")
 	require.True(t, take("loud", 60))
 	require.True(t, take("quiet", 3))
 

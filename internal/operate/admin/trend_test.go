@@ -10,10 +10,10 @@ func TestATrendIsDrawnWhereItIsKnown(t *testing.T) {
 	t.Parallel()
 	trend := Trend{{Known: true, Fill: 1, Taken: 10}, {Known: true, Fill: 0.5, Taken: 5}, {}, {Known: true, Fill: -0.1}}
 	require.Equal(t, "M0 24V0.0H1V24ZM1 24V12.0H2V24ZM3 24V24.0H4V24Z", trend.FillArea())
-	require.Equal(t, "M0.5 1.0L1.5 12.0M3.5 23.0", trend.TakenLine(), "a gap is not drawn over")
+	require.Equal(t, "M0.5 1.0L1.5 12.0M3.5 23.0", trend.TakenLine(), "the line skips unknown points")
 	require.Equal(t, 10.0, trend.MostTaken())
-	require.Zero(t, trend.LeastFill(), "a debt is no tokens")
-	require.Empty(t, Trend{{Known: true, Fill: 1}}.TakenLine(), "nothing was taken")
+	require.Zero(t, trend.LeastFill(), "a debt counts as no tokens")
+	require.Empty(t, Trend{{Known: true, Fill: 1}}.TakenLine(), "no tokens were taken")
 	require.Equal(t, 1.0, Trend{{}}.LeastFill())
 }
 
@@ -35,11 +35,11 @@ func TestTheSharesOfAllRegionsAreStacked(t *testing.T) {
 	stack := s.Stack()
 	require.Len(t, stack, 3)
 	require.Equal(t, "M0 24.0V12.0H2V24.0ZM2 24.0V18.0H3V24.0ZM3 24.0V12.0H4V24.0Z", stack[0].Path)
-	require.Equal(t, "M1 12.0V6.0H2V12.0ZM2 18.0V6.0H3V18.0Z", stack[1].Path, "on top of ap")
+	require.Equal(t, "M1 12.0V6.0H2V12.0ZM2 18.0V6.0H3V18.0Z", stack[1].Path, "eu is stacked on ap")
 	require.Equal(t, "M0 12.0V0.0H1V12.0Z", stack[2].Path)
 	require.Equal(t, 0.5, *stack[0].Now)
-	require.Equal(t, 0.5, *stack[1].Now, "the present stretch may have just begun")
-	require.Nil(t, stack[2].Now, "there was no report of it for long")
+	require.Equal(t, 0.5, *stack[1].Now, "a slot without a report has the last known share")
+	require.Nil(t, stack[2].Now, "us has not reported for long")
 	require.Equal(t, []int{0, 1, 2}, []int{stack[0].Colour, stack[1].Colour, stack[2].Colour})
 	require.Empty(t, Share{}.Stack())
 }

@@ -364,7 +364,7 @@ func limited(ctx context.Context, rdb *redis.Client) error {
 	r, err := s.Reserve(ctx, key, "again", time.Now().Add(2*time.Hour))
 	_, e6 := s.Cancel(ctx, key, "again")
 	if err == nil && !r.OK {
-		err = errors.New("in two hours there is room")
+		err = errors.New("the schedule denied an instant in two hours")
 	}
 	_, e7 := limit.Reset(ctx, rdb, key)
 	return errors.Join(append(all, err, e6, e7)...)
@@ -393,7 +393,7 @@ func TestEverythingWorksWithExactlyThePrintedRights(t *testing.T) {
 			for _, f := range findings {
 				require.NotEqual(t, doctor.Failure, f.Level, "%+v", f)
 			}
-			require.Equal(t, doctor.Unknown, find(t, findings, "eviction").Level, "INFO is not among them")
+			require.Equal(t, doctor.Unknown, find(t, findings, "eviction").Level, "the rights do not include INFO")
 		})
 	}
 }
@@ -418,13 +418,13 @@ func TestNoneOfThePrintedRightsIsTooMany(t *testing.T) {
 				s.empty()
 				fewer := doctor.Rights{Keys: rights.Keys, Commands: slices.Delete(slices.Clone(rights.Commands), i, i+1)}
 				_ = s.does(role, user(t, s.server, fewer)) // the error doesn't matter, because the log has the command
-				require.NotEmpty(t, denied(t, s.admin), "nothing needs %s", command)
+				require.NotEmpty(t, denied(t, s.admin), "no call needs %s", command)
 			}
 			for i, key := range rights.Keys {
 				s.empty()
 				fewer := doctor.Rights{Keys: slices.Delete(slices.Clone(rights.Keys), i, i+1), Commands: rights.Commands}
 				_ = s.does(role, user(t, s.server, fewer))
-				require.NotEmpty(t, denied(t, s.admin), "nothing needs %s", key)
+				require.NotEmpty(t, denied(t, s.admin), "no call needs %s", key)
 			}
 		})
 	}
@@ -459,7 +459,7 @@ func TestLimitersNeedTheFurtherRightsAndNoOthers(t *testing.T) {
 		fewer := doctor.Rights{Keys: rights.Keys, Commands: slices.DeleteFunc(slices.Clone(rights.Commands),
 			func(c string) bool { return c == command })}
 		_ = limited(t.Context(), user(t, s.server, fewer))
-		require.NotEmpty(t, denied(t, s.admin), "nothing needs %s", command)
+		require.NotEmpty(t, denied(t, s.admin), "no call needs %s", command)
 	}
 }
 

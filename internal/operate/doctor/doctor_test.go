@@ -58,7 +58,7 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 			require.Equal(t, c.level, f.Level, "%+v", f)
 			require.Contains(t, f.Detail, c.detail)
 			require.Contains(t, f.Advice, c.advice)
-			require.Zero(t, rdb.DBSize(t.Context()).Val(), "nothing remains")
+			require.Zero(t, rdb.DBSize(t.Context()).Val(), "the doctor leaves no keys")
 		})
 	}
 }

@@ -33,9 +33,9 @@ func TestTheDoctorSaysWhetherPlainClientsHaveABoundedTake(t *testing.T) {
 		level  Level
 		detail string
 	}{
-		"there":     {[]any{[]any{"increx", int64(-2)}}, nil, OK, "the server has INCREX"},
-		"not there": {[]any{nil}, nil, OK, "the server has no INCREX"},
-		"refused":   {nil, errors.New("NOPERM"), Unknown, "NOPERM"},
+		"server with INCREX":    {[]any{[]any{"increx", int64(-2)}}, nil, OK, "the server has INCREX"},
+		"server without INCREX": {[]any{nil}, nil, OK, "the server has no INCREX"},
+		"refused":               {nil, errors.New("NOPERM"), Unknown, "NOPERM"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := boundedFinding(c.found, c.err)

@@ -70,7 +70,7 @@ func TestConcurrentWritersOfOneFileKeepTheirLinesWhole(t *testing.T) {
 	require.Eventually(t, func() bool {
 		got, err := record.ReadLines[history.Refill](path)
 		return err == nil && len(got) == 2000
-	}, 20*time.Second, time.Millisecond, "what was added reaches the file without Close")
+	}, 20*time.Second, time.Millisecond, "added refills reach the file without Close")
 }
 
 func TestALineCutByAKillIsNoRecord(t *testing.T) {

@@ -38,7 +38,7 @@ func TestReplicasSeeEachOtherUntilTheyLeave(t *testing.T) {
 	for name, rdb := range servers {
 		a, b := member(rdb, "a", "leads"), member(rdb, "b", "stands by")
 		_, err := a.Replicas()
-		require.Error(t, err, "nothing is known yet")
+		require.Error(t, err, "the list is not known yet")
 		a.beat(t.Context())
 		require.Equal(t, []string{"a leads"}, names(t, a), name)
 		b.beat(t.Context())

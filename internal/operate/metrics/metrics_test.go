@@ -104,7 +104,7 @@ func TestTheNumberOfSeriesIsBounded(t *testing.T) {
 	require.Contains(t, body, `refiller_credit_added_tokens_total{bucket="b0007",region="eu"} 21`)
 	others := 1002 - metrics.MaxBuckets
 	require.Contains(t, body, fmt.Sprintf(`refiller_refills_total{bucket="other",region="eu"} %d`, 3*others))
-	require.NotContains(t, body, "user:", "a key from outside is no label")
+	require.NotContains(t, body, "user:", "keys that clients choose are no labels")
 
 	for _, b := range list[len(list)/2-100:] { // some of them have series of their own, and some don't
 		e := applied(b.Key, 3, 0)

@@ -40,8 +40,8 @@ func TestPoolMetricsOfAReplicaAndOfTheCoordinator(t *testing.T) {
 	} {
 		require.Contains(t, body, line+"\n")
 	}
-	require.NotContains(t, body, `refiller_pool_used_tokens_total{pool="mail"`, "it isn't known yet")
-	require.NotContains(t, body, "claimed", "only the coordinator knows")
+	require.NotContains(t, body, `refiller_pool_used_tokens_total{pool="mail"`, "the use of mail is not known yet")
+	require.NotContains(t, body, "claimed", "only the coordinator has claims")
 
 	state.Pools.Coordinator = pool.CoordinatorStats{Leading: true, Epoch: 42, Writes: 9}
 	state.Pools.Sums = map[string]pool.PoolSum{"payments": {Rate: 1000, Claimed: 999.5, Demand: 1700,
@@ -63,7 +63,7 @@ func TestPoolMetricsOfAReplicaAndOfTheCoordinator(t *testing.T) {
 		require.Contains(t, body, line+"\n")
 	}
 	require.Contains(t, body, `refiller_pool_region_silent_seconds{region="us"} 6`,
-		"a region that has never reported is silent since it is known")
+		"a region that has never reported is silent since the coordinator knows it")
 }
 
 func TestTheNumberOfPoolsWithSeriesIsBounded(t *testing.T) {
@@ -80,6 +80,6 @@ func TestTheNumberOfPoolsWithSeriesIsBounded(t *testing.T) {
 	require.Equal(t, metrics.MaxPools, strings.Count(body, "refiller_pool_claimed_tokens_per_second{"))
 	for _, line := range []string{`refiller_pools_on_floor{region="eu"} 1000`, `refiller_pools_closed{region="eu"} 1000`,
 		`refiller_pools_overclaimed{region="eu"} 1000`} {
-		require.Contains(t, body, line+"\n", "no pool is left out of what alerts use")
+		require.Contains(t, body, line+"\n", "the metrics that alerts use count every pool")
 	}
 }

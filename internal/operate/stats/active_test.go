@@ -24,7 +24,7 @@ func TestTheMostActiveBucketsAreFoundAmongManyOthers(t *testing.T) {
 	top := stats.MostActive(2, now, everything)
 	require.Len(t, top, 2)
 	require.Equal(t, "user:busy", top[0].Key)
-	require.InDelta(t, 2000, top[0].Rate, 500, "tokens per second, less what others lowered")
+	require.InDelta(t, 2000, top[0].Rate, 500, "the rate in tokens per second, lowered by other keys")
 	require.Equal(t, "team:busy", top[1].Key)
 	require.LessOrEqual(t, len(stats.active.now), maxActive)
 	top = stats.MostActive(1, now, func(key string) bool { return key[0] == 't' })

@@ -37,7 +37,7 @@ func TestFlowsAreListedByWhatTheyGotInTheLastMinute(t *testing.T) {
 	s := stats.New()
 	s.Configure(dividedBuckets(2))
 	_, known := s.Flows("b0", 10, time.Now())
-	require.False(t, known, "nothing was read yet")
+	require.False(t, known, "no flows were read yet")
 	at := time.Unix(1_800_000_000, 0)
 	reads(s, "b0", at, refill.FlowUse{Name: "gone", Asked: 900})
 	at = at.Add(time.Minute)
@@ -60,16 +60,16 @@ func TestFlowsAreListedByWhatTheyGotInTheLastMinute(t *testing.T) {
 	b, _ := s.Bucket("b0")
 	require.Equal(t, stats.Flows{Read: at, Seen: 4, Listed: 1, Level: 19.5, DeniedListed: 4 * 2450}, b.Flows)
 	_, known = s.Flows("b1", 10, at)
-	require.False(t, known, "nothing was read of another bucket")
+	require.False(t, known, "no flows of another bucket were read")
 	got, _ = s.Flows("b0", 2, at.Add(2*time.Minute))
-	require.Empty(t, got.Flows, "a minute later all is forgotten")
+	require.Empty(t, got.Flows, "flows are forgotten after a minute")
 	require.Zero(t, got.Covered)
 
 	plain := dividedBuckets(1)
 	plain[0].Policy.Flows = nil
 	s.Configure(plain)
 	_, known = s.Flows("b0", 10, at)
-	require.False(t, known, "the bucket is divided no longer")
+	require.False(t, known, "the bucket is no longer divided")
 }
 
 // Clients choose the names of flows, so the number of remembered flows is bounded. The flows that take the most tokens
@@ -97,11 +97,11 @@ func TestTheFlowsThatAreRememberedAreBounded(t *testing.T) {
 	for _, f := range got.Flows {
 		sum += f.Asked
 	}
-	require.InDelta(t, 1200, sum, 0.001, "what was forgotten by name counts in the sum")
+	require.InDelta(t, 1200, sum, 0.001, "flows with forgotten names count in the sum")
 	last := fmt.Sprintf("b%d", stats.MaxDivided)
 	reads(s, last, at, refill.FlowUse{Name: "loud", Asked: 5, Denied: 3})
 	_, known = s.Flows(last, 10, at)
-	require.False(t, known, "no list is kept of so many buckets")
+	require.False(t, known, "the number of buckets with a list is bounded")
 	b, _ := s.Bucket(last)
-	require.EqualValues(t, 3, b.Flows.DeniedOther, "but the counts are")
+	require.EqualValues(t, 3, b.Flows.DeniedOther, "the counts are kept without a list")
 }

@@ -22,9 +22,9 @@ func TestSharesHaveAQuarterOfAnHourOfExistingPools(t *testing.T) {
 	require.Len(t, trend, stats.TrendSlots)
 	last := stats.TrendSlots - 1
 	require.Equal(t, stats.SharePoint{Known: true, Floor: 0.1}, trend[last])
-	require.Equal(t, half, trend[last-3], "the last of its slot")
+	require.Equal(t, half, trend[last-3], "the last point of a slot stays")
 	require.Equal(t, stats.SharePoint{}, trend[last-1])
-	require.Nil(t, shares.Trend("mail", start), "it has left the configuration")
+	require.Nil(t, shares.Trend("mail", start), "a pool that left the configuration has no trend")
 	require.Equal(t, stats.SharePoint{}, shares.Trend("payments", start.Add(time.Hour))[0], "older points are forgotten")
 
 	many := map[string]stats.SharePoint{}
@@ -38,7 +38,7 @@ func TestSharesHaveAQuarterOfAnHourOfExistingPools(t *testing.T) {
 			known++
 		}
 	}
-	require.Equal(t, 256, known, "so many take memory")
+	require.Equal(t, 256, known, "the number of pools with a trend is bounded")
 }
 
 func TestSharesHaveTheHourByTheMinute(t *testing.T) {
@@ -58,7 +58,7 @@ func TestSharesHaveTheHourByTheMinute(t *testing.T) {
 	require.Len(t, hour, stats.Minutes)
 	require.InDelta(t, 1, *hour[59], 1e-9)
 	require.Nil(t, hour[58])
-	require.InDelta(t, 0.375, *hour[57], 1e-9, "on average")
+	require.InDelta(t, 0.375, *hour[57], 1e-9, "a minute has the average of its points")
 	require.Nil(t, hour[56])
 	hour = shares.Hour("payments", start.Add(59*time.Minute+59*time.Second))
 	require.InDelta(t, 0.375, *hour[0], 1e-9)

@@ -77,7 +77,7 @@ func TestCreditDueAndTakenAreCounted(t *testing.T) {
 	require.EqualValues(t, 50*0.103*500, b.Credited)
 	require.Zero(t, b.Clamped)
 	require.Equal(t, taken, b.Taken)
-	require.InDelta(t, 55/0.103, b.TakeRate, 55, "the rate of late")
+	require.InDelta(t, 55/0.103, b.TakeRate, 55, "the recent rate of takes")
 	require.Zero(t, b.Empty)
 
 	w.bucket.Take(*w.bucket.Tokens, w.now.UnixMicro())
@@ -99,7 +99,7 @@ func TestAFullBucketIsDueWhatItIsCredited(t *testing.T) {
 	b := a.counts(t)
 	require.EqualValues(t, 50*50, b.Clamped)
 	require.EqualValues(t, b.Clamped, b.Credited)
-	require.EqualValues(t, b.Credited, b.Due, "a fraction that has no room is not due")
+	require.EqualValues(t, b.Credited, b.Due, "a fraction above the capacity is not due")
 }
 
 func TestEachRefillIsCountedOnce(t *testing.T) {
@@ -135,7 +135,7 @@ func TestTakeoversHaveTheirGap(t *testing.T) {
 	got := b.refill(230 * time.Millisecond)
 	require.True(t, got.TookOver)
 	require.Equal(t, 230*time.Millisecond, got.Gap)
-	require.False(t, b.refill(interval).TookOver, "it goes on refilling")
+	require.False(t, b.refill(interval).TookOver, "a replica that goes on refilling takes nothing over")
 	require.Equal(t, []stats.Takeover{{At: w.now.Add(-interval), Buckets: 1, Gap: 230 * time.Millisecond}}, b.Takeovers())
 	require.Empty(t, a.Takeovers())
 
@@ -143,14 +143,14 @@ func TestTakeoversHaveTheirGap(t *testing.T) {
 	a.refill(5 * time.Second)
 	b.refill(0)
 	b.refill(3 * time.Second)
-	require.Equal(t, 3*time.Second, b.Takeovers()[0].Gap, "the newest comes first")
+	require.Equal(t, 3*time.Second, b.Takeovers()[0].Gap, "the newest takeover comes first")
 	for range 100 {
 		a.refill(0)
 		a.refill(2 * time.Second)
 		b.refill(0)
 		b.refill(2 * time.Second)
 	}
-	require.Len(t, b.Takeovers(), 20, "the number is bounded")
+	require.Len(t, b.Takeovers(), 20, "the number of takeovers is bounded")
 }
 
 func TestAGrantThatAnAgentBringsIsNoTakeover(t *testing.T) {
@@ -177,7 +177,7 @@ func TestAGrantThatAnAgentBringsIsNoTakeover(t *testing.T) {
 	b.refill(0)
 	require.True(t, b.refill(interval).TookOver)
 	a.refill(0)
-	require.True(t, a.refill(interval).TookOver, "terms are what they were: another replica has refilled")
+	require.True(t, a.refill(interval).TookOver, "the terms are the same, so another replica has refilled")
 }
 
 func TestLossesAreDistinguished(t *testing.T) {
@@ -211,17 +211,17 @@ func TestPoliciesOfOtherVersionsAreNoticed(t *testing.T) {
 	require.Equal(t, []string{"checkout"}, a.Outdated())
 	a.Observe(refill.Event{Key: "checkout", Replied: time.Now(),
 		Outcome: policy.Outcome{Status: policy.StatusStale, FileVersion: 2}})
-	require.True(t, a.counts(t).Outdated, "a replica that knows it sends no terms of its own any more")
+	require.True(t, a.counts(t).Outdated, "a replica without terms to send is still outdated")
 	a.refill(interval)
 	due := a.counts(t)
-	require.EqualValues(t, due.Credited, due.Due, "what the replica can't work out counts as credited")
+	require.EqualValues(t, due.Credited, due.Due, "tokens due under unknown terms count as credited")
 
 	b.terms.Tokens *= 2
 	b.refill(0)
 	b.refill(interval)
 	require.True(t, b.counts(t).Conflict)
 	b.Observe(refill.Event{Key: "checkout", Outcome: policy.Outcome{Status: policy.StatusUnknown}})
-	require.False(t, b.counts(t).Conflict, "nothing is in force any more")
+	require.False(t, b.counts(t).Conflict, "a bucket without a policy has no conflict")
 }
 
 func TestOtherKeysAndFailuresAreNotCounted(t *testing.T) {
@@ -231,7 +231,7 @@ func TestOtherKeysAndFailuresAreNotCounted(t *testing.T) {
 	before := a.counts(t)
 	require.Zero(t, a.Observe(refill.Event{Key: "junk", Outcome: policy.Outcome{Status: policy.StatusApplied}}))
 	require.Zero(t, a.Observe(refill.Event{Key: "checkout", Err: context.DeadlineExceeded}))
-	require.Empty(t, a.Faults(), "that is the server's fault")
+	require.Empty(t, a.Faults(), "a timeout is no fault of the bucket")
 	require.Zero(t, a.Observe(refill.Event{Key: "checkout", Err: lua.ErrBadReply}))
 	require.Equal(t, map[string][]string{lua.ErrBadReply.Error(): {"checkout"}}, a.Faults())
 	after := a.counts(t)
@@ -239,7 +239,7 @@ func TestOtherKeysAndFailuresAreNotCounted(t *testing.T) {
 	after.Fault = ""
 	require.Equal(t, before, after)
 	a.refill(interval)
-	require.Empty(t, a.Faults(), "it could be refilled")
+	require.Empty(t, a.Faults(), "a refill clears the fault")
 	_, ok := a.Bucket("junk")
 	require.False(t, ok)
 	a.Configure(nil)

@@ -17,7 +17,7 @@ func TestATrendHasFillAndTakesSlotBySlot(t *testing.T) {
 	kept := stats.New()
 	kept.Configure([]refill.Bucket{{Key: "checkout", Policy: p}})
 	start := time.Unix(1_000_000, 0)
-	require.Nil(t, kept.Trend("checkout", start), "nothing is known yet")
+	require.Nil(t, kept.Trend("checkout", start), "no refill is known yet")
 	require.Nil(t, kept.Trend("other", start))
 
 	terms := p.Terms(policy.Fence{Epoch: 1})
@@ -37,7 +37,7 @@ func TestATrendHasFillAndTakesSlotBySlot(t *testing.T) {
 	require.Len(t, trend, stats.TrendSlots)
 	last := stats.TrendSlots - 1
 	require.Equal(t, stats.TrendPoint{Known: true, Fill: 0.5}, rounded(trend[last]))
-	require.False(t, trend[last-1].Known, "there was no reply in that time")
+	require.False(t, trend[last-1].Known, "a slot without a reply is unknown")
 	require.Equal(t, stats.TrendPoint{Known: true, Fill: 0.4, Taken: 8}, rounded(trend[last-3]))
 	require.False(t, trend[0].Known)
 

@@ -26,7 +26,7 @@ func FuzzReader(f *testing.F) {
 			record, err := r.Next()
 			if err != nil {
 				if !errors.Is(err, io.EOF) {
-					require.NotNil(t, packingOf(log), "only unpacking fails: %v", err)
+					require.NotNil(t, packingOf(log), "only a packed log fails: %v", err)
 					return
 				}
 				break
