@@ -281,8 +281,8 @@ func TestTheReservationsOfAKilledGatewayEnd(t *testing.T) {
 
 func TestAModelThatFailsCostsNothing(t *testing.T) {
 	for name, model := range map[string]http.HandlerFunc{
-		"the model is busy":     func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
-		"the model disconnects": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
+		"the model is busy":  func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) },
+		"the model hangs up": func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := start(t, model)

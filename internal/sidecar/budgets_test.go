@@ -40,7 +40,7 @@ func TestEachDoorTakesFromABudget(t *testing.T) {
 			t.Parallel()
 			b := flowBench(t, "")
 			b.budgets("acme")
-			require.True(t, take(b, 60, "a"), "the first take creates it")
+			require.True(t, take(b, 60, "a"), "the first take creates the budget")
 			require.False(t, take(b, 41, "a"))
 			require.True(t, take(b, 40, "b"))
 			require.EqualValues(t, 0, b.tokens("acme"))
@@ -84,5 +84,5 @@ func TestABudgetIsReservedAndSettledOverHTTP(t *testing.T) {
 	r = b.post("/v1/take-all", `{"requests":[{"key":"user:1"},{"key":"user:2"}]}`)
 	require.Equal(t, "user:1", r.json(t)["denied"])
 	r = b.do(http.MethodGet, "/v1/peek?key=user:2", "")
-	require.Equal(t, 100.0, r.json(t)["remaining"], "nothing was charged")
+	require.Equal(t, 100.0, r.json(t)["remaining"], "no budget was charged")
 }

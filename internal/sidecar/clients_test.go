@@ -160,7 +160,7 @@ func TestACallQueuesForItsTurnUntilItsDeadlineOrTheQueuesWait(t *testing.T) {
 	_, err := buckets.Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout"})
 	require.Equal(t, codes.ResourceExhausted, status.Code(err))
 	require.Equal(t, 3.0, counted(t, registry, "refiller_sidecar_refused_total", "reason", "queue_wait"))
-	require.Equal(t, 1, strings.Count(log.String(), "beyond the sidecar's bounds"), "logged once")
+	require.Equal(t, 1, strings.Count(log.String(), "beyond the sidecar's bounds"), "refusals are logged once")
 
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -178,9 +178,9 @@ func TestACallQueuesForItsTurnUntilItsDeadlineOrTheQueuesWait(t *testing.T) {
 	eventually(t, func() bool {
 		_, calls := b.server.turns.calls.Load()
 		return calls == 2
-	}, "it queues")
+	}, "the call is in the queue")
 	leave()
-	require.NoError(t, <-ended, "its deadline is later than the queue's wait")
+	require.NoError(t, <-ended, "the call waits in the queue until its own deadline")
 	require.EqualValues(t, 9, b.tokens("checkout"), "a refused call does nothing")
 }
 
@@ -198,15 +198,15 @@ func TestAClientWithTooManyConnectionsIsRefusedAndOthersAreNot(t *testing.T) {
 		held = append(held, c)
 	}
 	for _, c := range held {
-		require.Equal(t, http.StatusOK, rawProbe(t, c), "these are served")
+		require.Equal(t, http.StatusOK, rawProbe(t, c), "the first three connections are served")
 	}
 	extra, err := dialer.Dial("tcp", address)
 	require.NoError(t, err)
 	defer extra.Close()
 	require.NoError(t, extra.SetReadDeadline(time.Now().Add(patience)))
 	_, err = extra.Read(make([]byte, 1))
-	require.ErrorIs(t, err, io.EOF, "one more is closed")
-	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status, "others connect")
+	require.ErrorIs(t, err, io.EOF, "a fourth connection is closed")
+	require.Equal(t, http.StatusOK, b.post("/v1/take", `{"key":"checkout"}`).status, "other clients can connect")
 
 	require.NoError(t, held[0].Close())
 	eventually(t, func() bool {

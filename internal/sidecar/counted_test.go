@@ -72,7 +72,7 @@ limits:
 		take("pool", "red", 1)
 		take("pool", "none", 1)
 		take("none", "red", 1)
-		require.Zero(t, counted(t, registry, limitRequests, "limit", "none"), "a name of no limit makes no series")
+		require.Zero(t, counted(t, registry, limitRequests, "limit", "none"), "an unknown limit has no series")
 		require.Positive(t, counted(t, registry, "refiller_sidecar_call_seconds", "door", door))
 	}
 	require.Equal(t, map[string]int{"near_limit": 1, "shadow": 1, "refused": 1}, outcomes(t, registry, "http", "pool"))

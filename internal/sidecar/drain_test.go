@@ -78,7 +78,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, healthpb.HealthCheckResponse_NOT_SERVING, second.GetStatus())
 	_, err = watch.Recv()
-	require.Error(t, err, "a watch doesn't hold the end up")
+	require.Error(t, err, "a watch doesn't delay the end")
 
 	// Load balancers have not noticed the drain yet, so calls are still served.
 	require.Equal(t, time.Hour, <-delay)
@@ -93,7 +93,7 @@ func TestDrainTurnsHealthThenFinishesWhatIsUnderWay(t *testing.T) {
 	eventually(t, func() bool {
 		_, err := http.Get(b.url("/livez")) //nolint:bodyclose // there is none once it fails
 		return err != nil
-	}, "no new connections")
+	}, "new connections are refused")
 	select {
 	case err := <-ended:
 		t.Fatalf("Run returned with calls under way: %v", err)
@@ -157,7 +157,7 @@ func TestDrainFailsNoClientThatKeepsItsConnections(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- b.stop() }()
 	<-draining
-	eventually(t, func() bool { return gone.Load() == clients || t.Failed() }, "all have closed their connections")
+	eventually(t, func() bool { return gone.Load() == clients || t.Failed() }, "all clients have closed their connections")
 	close(over)
 	calling.Wait()
 	require.NoError(t, <-ended)
@@ -196,7 +196,7 @@ func TestDrainDoesNotWaitForASilentConnection(t *testing.T) {
 	case err := <-ended:
 		require.NoError(t, err)
 	case <-time.After(patience):
-		t.Fatal("it waits")
+		t.Fatal("the drain waits for a silent connection")
 	}
 }
 

@@ -99,7 +99,8 @@ func TestEnvoyTakesFromABucket(t *testing.T) {
 	require.Equal(t, time.Hour, st.GetDurationUntilReset().AsDuration().Round(time.Minute), "when the third token is due")
 	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
 
-	require.Equal(t, over, should(t, c, request(4, of("partner", "acme"))).GetOverallCode(), "more than it ever holds")
+	require.Equal(t, over, should(t, c, request(4, of("partner", "acme"))).GetOverallCode(),
+		"the request exceeds the capacity")
 	require.Equal(t, codeOK, should(t, c, request(2, of("partner", "acme"))).GetOverallCode())
 	require.EqualValues(t, 0, b.tokens("edge:partner_acme"))
 }
@@ -116,7 +117,8 @@ func TestEnvoyCountsInWindowsWithoutBuckets(t *testing.T) {
 		require.LessOrEqual(t, st.GetDurationUntilReset().AsDuration(), time.Minute)
 	}
 	require.Equal(t, over, should(t, c, request(0, of("remote_address", "10.0.0.2"))).GetOverallCode())
-	require.Equal(t, codeOK, should(t, c, request(0, of("remote_address", "10.0.0.3"))).GetOverallCode(), "another value")
+	require.Equal(t, codeOK, should(t, c, request(0, of("remote_address", "10.0.0.3"))).GetOverallCode(),
+		"another value has its own window")
 	require.Equal(t, over, should(t, c, request(0, of("remote_address", "192.168.1.1"))).GetOverallCode(),
 		"requests_per_unit: 0")
 	free := should(t, c, request(1000, of("remote_address", "10.0.0.1")))
@@ -139,14 +141,14 @@ func TestARefusedEnvoyRequestChargesNothing(t *testing.T) {
 	for _, st := range res.GetStatuses() {
 		got, remaining = append(got, st.GetCode()), append(remaining, st.GetLimitRemaining())
 	}
-	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, codeOK, over, codeOK}, got, "each says its own")
-	require.Equal(t, []uint32{0, 3, 0, 3}, remaining, "the first is replaced by the last")
+	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, codeOK, over, codeOK}, got, "each descriptor has its own code")
+	require.Equal(t, []uint32{0, 3, 0, 3}, remaining, "the last descriptor replaces the first")
 	require.EqualValues(t, 3, b.tokens("checkout"))
 	require.EqualValues(t, 3, b.tokens("special"))
 
 	res = should(t, c, request(0, of("generic_key", "checkout"), of("partner", "acme")))
 	require.Equal(t, over, res.GetOverallCode())
-	require.EqualValues(t, 3, b.tokens("checkout"), "what was taken went back")
+	require.EqualValues(t, 3, b.tokens("checkout"), "the tokens taken were returned")
 	require.EqualValues(t, 3, res.GetStatuses()[0].GetLimitRemaining())
 }
 
@@ -167,7 +169,7 @@ func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	require.Equal(t, codeOK, res.GetOverallCode())
 	require.EqualValues(t, 1, b.tokens("checkout"))
 	require.EqualValues(t, 2, b.tokens("edge:partner_acme"))
-	require.EqualValues(t, 3, res.GetStatuses()[2].GetLimitRemaining(), "no hits only read")
+	require.EqualValues(t, 3, res.GetStatuses()[2].GetLimitRemaining(), "a request of no hits only reads")
 
 	back := hits(2, of("generic_key", "checkout"))
 	back.IsNegativeHits = true
@@ -196,7 +198,7 @@ func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
 		require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
 		require.Nil(t, res.GetDynamicMetadata())
 	}
-	require.EqualValues(t, 0, b.tokens("trial"), "it counts")
+	require.EqualValues(t, 0, b.tokens("trial"), "shadow mode counts the requests")
 	for i := range 3 {
 		res := should(t, c, request(0, of("generic_key", "mail"), of("budget", "x")))
 		m := res.GetDynamicMetadata().AsMap()
@@ -207,7 +209,7 @@ func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
 		if i == 2 {
 			want = over
 		}
-		require.Equal(t, want, res.GetOverallCode(), "the only quota is exceeded with the third of two")
+		require.Equal(t, want, res.GetOverallCode(), "the third request exceeds the only quota, which is 2")
 		require.Equal(t, want, res.GetStatuses()[1].GetCode())
 	}
 }
@@ -233,7 +235,7 @@ func TestARequestPassesWhileOneOfItsQuotasHasRoom(t *testing.T) {
 	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, over, codeOK}, each)
 	require.Nil(t, metadata)
 	all, each, _ = ask()
-	require.Equal(t, over, all, "both are")
+	require.Equal(t, over, all, "both quotas are used up")
 	require.Equal(t, []rls.RateLimitResponse_Code{codeOK, over, over}, each)
 	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request charges no bucket")
 }
@@ -253,12 +255,12 @@ func TestTokensAreChargedAfterTheStream(t *testing.T) {
 		}
 		require.Equal(t, codeOK, ask(), key)
 		require.Equal(t, codeOK, should(t, c, request(1, hits(x.limit-1, of(key, x.value)))).GetOverallCode(), key)
-		require.Equal(t, codeOK, ask(), "%s: one is left", key)
+		require.Equal(t, codeOK, ask(), "%s: one token is left", key)
 		for _, n := range []uint64{7, 1 << 20} {
 			res := should(t, c, request(1, hits(n, of(key, x.value))))
-			require.Equal(t, over, res.GetOverallCode(), "%s: more was used than was there", key)
-			require.Zero(t, res.GetStatuses()[0].GetLimitRemaining(), "%s: what was there is charged", key)
-			require.Equal(t, over, ask(), "%s: nothing is left", key)
+			require.Equal(t, over, res.GetOverallCode(), "%s: the request used more than the remaining tokens", key)
+			require.Zero(t, res.GetStatuses()[0].GetLimitRemaining(), "%s: the remaining tokens are charged", key)
+			require.Equal(t, over, ask(), "%s: no tokens are left", key)
 		}
 	}
 	require.Zero(t, b.tokens("llm:acme"))
@@ -281,7 +283,7 @@ func TestWhatIsChargedAfterwardsStaysCharged(t *testing.T) {
 	require.Equal(t, over, res.GetOverallCode())
 	require.Zero(t, b.tokens("llm:acme"))
 	require.EqualValues(t, 93, b.tokens("llm:team"))
-	require.EqualValues(t, 3, b.tokens("checkout"), "the request was refused")
+	require.EqualValues(t, 3, b.tokens("checkout"), "a refused request charges no bucket")
 	require.Equal(t, over, should(t, c, request(1, hits(7, of("tokens", "team")),
 		hits(4, of("generic_key", "checkout")))).GetOverallCode())
 	require.EqualValues(t, 93, b.tokens("llm:team"))
@@ -313,8 +315,8 @@ func TestResponseHeadersDescribeTheStrictestLimit(t *testing.T) {
 	require.Equal(t, "60", h["RateLimit-Reset"])
 	require.NotContains(t, h, "Retry-After")
 	h = headersOf(should(t, c, request(4, of("generic_key", "checkout"), of("try", "x"))))
-	require.Equal(t, "2", h["RateLimit-Remaining"], "the one that denies, not the shadow")
-	require.NotContains(t, h, "Retry-After", "it is never due")
+	require.Equal(t, "2", h["RateLimit-Remaining"], "the headers describe the limit that denies, not the shadow")
+	require.NotContains(t, h, "Retry-After", "more tokens than the capacity are never due")
 	h = headersOf(should(t, c, request(3, of("generic_key", "checkout"))))
 	require.Equal(t, h["RateLimit-Reset"], h["Retry-After"])
 	require.Contains(t, h, "Retry-After")
@@ -347,7 +349,7 @@ func TestWhatEnvoyAsksThatIsNotKnownIsNotLimited(t *testing.T) {
 	req = request(0, of("generic_key", "checkout"))
 	req.Domain = "other"
 	require.Equal(t, codeOK, should(t, c, req).GetOverallCode())
-	require.Equal(t, before, dump(t, b), "junk makes no keys")
+	require.Equal(t, before, dump(t, b), "unknown descriptors create no keys")
 }
 
 func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
@@ -374,8 +376,8 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		"no key":                {request(0, good, of("", "x")), codes.InvalidArgument},
 		"hits past all tokens":  {request(0, good, hits(math.MaxUint64, of("partner", "acme"))), codes.InvalidArgument},
 		"a limit without unit":  {request(0, good, noUnit), codes.InvalidArgument},
-		"a bucket that is none": {request(0, of("partner", "typo")), codes.NotFound},
-		"a name of braces":      {request(0, of("partner", "}}}")), codes.NotFound},
+		"an unknown bucket":     {request(0, of("partner", "typo")), codes.NotFound},
+		"a name with braces":    {request(0, of("partner", "}}}")), codes.NotFound},
 		"a huge value":          {request(0, of("partner", strings.Repeat("x", 10_000))), codes.NotFound},
 		"too large":             {request(0, of("partner", strings.Repeat("x", 70_000))), codes.ResourceExhausted},
 		"an error after a take": {request(0, good, of("partner", "typo")), codes.NotFound},
@@ -385,7 +387,7 @@ func TestABadEnvoyRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		require.EqualValues(t, 3, b.tokens("checkout"), name)
 	}
 	after := dump(t, b)
-	require.Len(t, after, len(before), "no keys are made")
+	require.Len(t, after, len(before), "no keys are created")
 	b.redis.Kill()
 	_, err := c.ShouldRateLimit(t.Context(), request(0, good))
 	require.Equal(t, codes.Unavailable, status.Code(err))

@@ -131,7 +131,7 @@ func TestTheExampleForEnvoyLimits(t *testing.T) {
 	for range 5 {
 		require.Equal(t, codeOK, comes("/checkout", "192.0.2.1", "", ""))
 	}
-	require.Equal(t, over, comes("/checkout", "192.0.2.1", "", ""), "five a minute of an address")
+	require.Equal(t, over, comes("/checkout", "192.0.2.1", "", ""), "an address may send five requests a minute")
 	require.EqualValues(t, 1, b.tokens("checkout"), "the refused request has given its token back")
 	require.Equal(t, codeOK, comes("/checkout", "192.0.2.2", "", ""))
 	require.Equal(t, over, comes("/checkout", "192.0.2.3", "", ""), "the bucket is empty")
@@ -139,7 +139,8 @@ func TestTheExampleForEnvoyLimits(t *testing.T) {
 	require.Equal(t, codeOK, comes("/partners", "", "x-partner", "acme"))
 	require.Equal(t, codeOK, comes("/partners", "", "x-partner", "acme"))
 	require.Equal(t, over, comes("/partners", "", "x-partner", "acme"))
-	require.Empty(t, edge.ask("/partners", "", nil, false, 0).GetDescriptors(), "nothing to ask without the header")
+	require.Empty(t, edge.ask("/partners", "", nil, false, 0).GetDescriptors(),
+		"a request without the header has no descriptors")
 
 	team := map[string]string{"x-team": "red"}
 	for _, used := range []uint64{80, 50} { // the second stream uses more than is left

@@ -77,7 +77,7 @@ func (z *fuzzed) requireTokens(t *testing.T, want int64) {
 	require.Equal(t, want, n)
 	keys, err := z.rdb.DBSize(t.Context()).Result()
 	require.NoError(t, err)
-	require.EqualValues(t, 5, keys, "nothing is created")
+	require.EqualValues(t, 5, keys, "no key is created")
 }
 
 // A body is either a valid request, which has its effect, or it changes nothing.
@@ -225,6 +225,6 @@ descriptors:
 		require.NotEqual(t, rls.RateLimitResponse_UNKNOWN, res.GetOverallCode())
 		keys, err := z.rdb.DBSize(t.Context()).Result()
 		require.NoError(t, err)
-		require.EqualValues(t, 3, keys, "nothing is created")
+		require.EqualValues(t, 3, keys, "no key is created")
 	})
 }

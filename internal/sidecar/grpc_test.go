@@ -39,7 +39,7 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.Equal(t, "shared", r.GetSource())
 
 	r, err = c.Take(t.Context(), &refillerv1.TakeRequest{Key: "checkout", Tokens: proto.Int64(2)})
-	require.NoError(t, err, "a denial is an answer")
+	require.NoError(t, err, "a denial is no error")
 	require.False(t, r.GetOk())
 	require.Equal(t, time.Hour, r.GetRetryAfter().AsDuration().Round(time.Minute))
 
@@ -61,7 +61,7 @@ func TestBucketsOverGRPC(t *testing.T) {
 	b.bucket("llm", 100)
 	reqs := []*refillerv1.Amount{{Key: "llm", Tokens: proto.Int64(60)}, {Key: "checkout"}}
 	all, err := c.TakeAll(t.Context(), &refillerv1.TakeAllRequest{Requests: reqs})
-	require.NoError(t, err, "a denial is an answer")
+	require.NoError(t, err, "a denial is no error")
 	require.False(t, all.GetOk())
 	require.Equal(t, "checkout", all.GetDenied())
 	require.Equal(t, time.Hour, all.GetRetryAfter().AsDuration().Round(time.Minute))
@@ -105,7 +105,7 @@ func TestBucketsOverGRPC(t *testing.T) {
 	require.NoError(t, err)
 	r, err = c.Peek(t.Context(), &refillerv1.PeekRequest{Key: "foreign"})
 	require.NoError(t, err)
-	require.Nil(t, r.GetResetAfter(), "not known")
+	require.Nil(t, r.GetResetAfter(), "a bucket without a policy has no reset time")
 }
 
 func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
@@ -154,26 +154,26 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 		do   func() error
 		code codes.Code
 	}{
-		"no tokens":        {take("checkout", 0), codes.InvalidArgument},
-		"negative tokens":  {take("checkout", -1), codes.InvalidArgument},
-		"too many tokens":  {take("checkout", 1<<51), codes.InvalidArgument},
-		"no key":           {take("", 1), codes.InvalidArgument},
-		"huge key":         {take(strings.Repeat("k", 513), 1), codes.InvalidArgument},
-		"huge request":     {take(strings.Repeat("k", 70_000), 1), codes.ResourceExhausted},
-		"closing brace":    {take("check}out", 1), codes.InvalidArgument},
-		"unknown bucket":   {take("typo", 1), codes.NotFound},
-		"malformed bucket": {take("other", 1), codes.FailedPrecondition},
-		"exceeds capacity": {take("checkout", 4), codes.OutOfRange},
-		"no time":          {wait(0), codes.InvalidArgument},
-		"negative time":    {wait(-time.Second), codes.InvalidArgument},
-		"too long a time":  {wait(time.Minute + 1), codes.InvalidArgument},
-		"none of all":      {all(), codes.InvalidArgument},
-		"too many of all":  {all(make([]*refillerv1.Amount, 65)...), codes.InvalidArgument},
-		"no key among all": {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{}), codes.InvalidArgument},
-		"a typo among all": {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{Key: "typo"}), codes.NotFound},
-		"too much of all":  {all(&refillerv1.Amount{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
-		"reserves forever": {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
-		"reserves no time": {reserve("checkout", 0, nil), codes.InvalidArgument},
+		"no tokens":          {take("checkout", 0), codes.InvalidArgument},
+		"negative tokens":    {take("checkout", -1), codes.InvalidArgument},
+		"too many tokens":    {take("checkout", 1<<51), codes.InvalidArgument},
+		"no key":             {take("", 1), codes.InvalidArgument},
+		"huge key":           {take(strings.Repeat("k", 513), 1), codes.InvalidArgument},
+		"huge request":       {take(strings.Repeat("k", 70_000), 1), codes.ResourceExhausted},
+		"closing brace":      {take("check}out", 1), codes.InvalidArgument},
+		"unknown bucket":     {take("typo", 1), codes.NotFound},
+		"malformed bucket":   {take("other", 1), codes.FailedPrecondition},
+		"exceeds capacity":   {take("checkout", 4), codes.OutOfRange},
+		"no time":            {wait(0), codes.InvalidArgument},
+		"negative time":      {wait(-time.Second), codes.InvalidArgument},
+		"too long a time":    {wait(time.Minute + 1), codes.InvalidArgument},
+		"take-all, none":     {all(), codes.InvalidArgument},
+		"take-all, too many": {all(make([]*refillerv1.Amount, 65)...), codes.InvalidArgument},
+		"take-all, no key":   {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{}), codes.InvalidArgument},
+		"take-all, a typo":   {all(&refillerv1.Amount{Key: "checkout"}, &refillerv1.Amount{Key: "typo"}), codes.NotFound},
+		"take-all, too much": {all(&refillerv1.Amount{Key: "checkout", Tokens: proto.Int64(4)}), codes.OutOfRange},
+		"reserves forever":   {reserve("checkout", 25*time.Hour, nil), codes.InvalidArgument},
+		"reserves no time":   {reserve("checkout", 0, nil), codes.InvalidArgument},
 		"reserves nothing": {reserve("checkout", time.Hour,
 			func(r *refillerv1.ReserveRequest) { r.Tokens = proto.Int64(0) }), codes.InvalidArgument},
 		"reserves too much": {reserve("checkout", time.Hour,
@@ -184,11 +184,11 @@ func TestABadGRPCRequestHasItsCodeAndDoesNothing(t *testing.T) {
 			func(r *refillerv1.ReserveRequest) { r.Id = proto.String(strings.Repeat("i", 65)) }), codes.InvalidArgument},
 		"unknown overrun": {reserve("checkout", time.Hour, func(r *refillerv1.ReserveRequest) { r.Overrun = 7 }),
 			codes.InvalidArgument},
-		"reserves a typo":  {reserve("typo", time.Hour, nil), codes.NotFound},
-		"settles unsaid":   {settle("checkout", "job", nil), codes.InvalidArgument},
-		"settles negative": {settle("checkout", "job", proto.Int64(-1)), codes.InvalidArgument},
-		"settles no id":    {settle("checkout", "", proto.Int64(1)), codes.InvalidArgument},
-		"settles not held": {settle("checkout", "job", proto.Int64(1)), codes.NotFound},
+		"reserves a typo":          {reserve("typo", time.Hour, nil), codes.NotFound},
+		"settles without a number": {settle("checkout", "job", nil), codes.InvalidArgument},
+		"settles negative":         {settle("checkout", "job", proto.Int64(-1)), codes.InvalidArgument},
+		"settles no id":            {settle("checkout", "", proto.Int64(1)), codes.InvalidArgument},
+		"settles not held":         {settle("checkout", "job", proto.Int64(1)), codes.NotFound},
 		"cancels not held": {func() error {
 			_, err := c.Cancel(t.Context(), &refillerv1.CancelRequest{Key: "checkout", Id: "job"})
 			return err

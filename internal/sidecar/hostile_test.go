@@ -69,7 +69,7 @@ func TestHostileClientsDoNotSlowOthersDown(t *testing.T) {
 		require.Less(t, try, 4, "beside hostile clients the p99 is %s; alone %s and %s", beside, before, after)
 	}
 	b.underWay(0)
-	require.Equal(t, capacity-taken, b.tokens("checkout"), "no other client has taken any")
+	require.Equal(t, capacity-taken, b.tokens("checkout"), "no other client has taken tokens")
 }
 
 // wellBehaved returns callers, each with a different address. Half of them use HTTP and half use gRPC. Each call takes

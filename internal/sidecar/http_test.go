@@ -35,7 +35,7 @@ func TestTakeReturnAndPeek(t *testing.T) {
 		"retry_after_ms": 0.0, "reset_after_ms": 7_200_000.0, "source": "shared"}, r.json(t))
 
 	r = b.post("/v1/take", `{"key":"checkout","tokens":2}`)
-	require.Equal(t, http.StatusOK, r.status, "a denial is an answer")
+	require.Equal(t, http.StatusOK, r.status, "a denial is no error")
 	require.Equal(t, false, r.json(t)["ok"])
 	require.InDelta(t, 3_600_000, r.json(t)["retry_after_ms"], 60_000)
 	require.EqualValues(t, 1, b.tokens("checkout"))
@@ -70,7 +70,7 @@ func TestTakeOfAllIsAllOrNothing(t *testing.T) {
 	}}, r.json(t))
 
 	r = b.post("/v1/take-all", body)
-	require.Equal(t, http.StatusOK, r.status, "a denial is an answer")
+	require.Equal(t, http.StatusOK, r.status, "a denial is no error")
 	require.Equal(t, false, r.json(t)["ok"])
 	require.Equal(t, "user", r.json(t)["denied"])
 	require.InDelta(t, 3_600_000, r.json(t)["retry_after_ms"], 60_000)
@@ -103,7 +103,7 @@ func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
 	require.Equal(t, want, b.post("/v1/settle", settle).json(t), "a repeated settlement changes nothing")
 	require.EqualValues(t, 75, b.tokens("llm"))
 	r = b.post("/v1/reserve", `{"key":"llm","ttl_ms":1000,"id":"`+id+`"}`)
-	require.Equal(t, http.StatusConflict, r.status, "it has ended")
+	require.Equal(t, http.StatusConflict, r.status, "the reservation has ended")
 	require.Equal(t, "id_in_use", r.json(t)["code"])
 
 	// If the client chooses the id, it may repeat the request: the tokens are taken only once.
@@ -115,7 +115,7 @@ func TestAReservationIsHeldUntilItIsSettledOrCancelled(t *testing.T) {
 	r = b.post("/v1/reserve", `{"key":"llm","tokens":6,"ttl_ms":1000}`)
 	require.Equal(t, false, r.json(t)["ok"])
 	require.Contains(t, r.json(t), "id")
-	require.Nil(t, r.json(t)["id"], "nothing is held")
+	require.Nil(t, r.json(t)["id"], "a denied reservation holds no tokens")
 	require.Nil(t, r.json(t)["until"])
 	require.Equal(t, 70.0, b.post("/v1/cancel", `{"key":"llm","id":"job 7"}`).json(t)["returned"])
 
@@ -560,7 +560,7 @@ func TestAnUnavailableRedisIs503(t *testing.T) {
 	}
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/livez", "").status)
 	require.Equal(t, http.StatusOK, b.do(http.MethodGet, "/readyz", "").status,
-		"a replacement would find the same Redis")
+		"a new sidecar would find the same Redis")
 }
 
 func TestAUnixSocketServesAndIsTakenOverFromADeadProcess(t *testing.T) {
@@ -569,7 +569,7 @@ func TestAUnixSocketServesAndIsTakenOverFromADeadProcess(t *testing.T) {
 	first, err := listen("unix:"+path, newClients(1), uncounted())
 	require.NoError(t, err)
 	_, err = listen("unix:"+path, newClients(1), uncounted())
-	require.Error(t, err, "it is in use")
+	require.Error(t, err, "the socket is in use")
 	leaveSocket(t, first)
 	_, err = os.Lstat(path)
 	require.NoError(t, err)
@@ -580,7 +580,7 @@ func TestAUnixSocketServesAndIsTakenOverFromADeadProcess(t *testing.T) {
 	require.Equal(t, http.StatusOK, r.status, string(r.body))
 	require.NoError(t, b.stop())
 	_, err = os.Lstat(path)
-	require.ErrorIs(t, err, os.ErrNotExist, "the end leaves no socket behind")
+	require.ErrorIs(t, err, os.ErrNotExist, "no socket is left at the end")
 
 	require.NoError(t, os.WriteFile(path, []byte("precious"), 0o600))
 	_, err = listen("unix:"+path, newClients(1), uncounted())

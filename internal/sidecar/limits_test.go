@@ -122,8 +122,8 @@ func TestBadCallsOfLimitsAreRefusedAndSayWhy(t *testing.T) {
 		require.Equal(t, c.code, r.json(t)["code"], c.name)
 		require.Contains(t, r.json(t)["message"], c.says, c.name)
 	}
-	require.Equal(t, before, b.rdb.DBSize(t.Context()).Val(), "nothing is made")
-	require.EqualValues(t, 3, b.tokens("team:"), "nor taken")
+	require.Equal(t, before, b.rdb.DBSize(t.Context()).Val(), "no key is created")
+	require.EqualValues(t, 3, b.tokens("team:"), "no tokens are taken")
 }
 
 // This test uses every kind of limit over HTTP and over gRPC, as a program in another language does.
@@ -155,7 +155,7 @@ func takeAndGiveBack(t *testing.T, b *bench, door limitDoor) {
 		require.Equal(t, name, first.Name)
 		require.Equal(t, n, first.Taken, name)
 		second := door.take(name, key, n)
-		require.Equal(t, codes.OK, second.failed, "%s: a denial is an answer", name)
+		require.Equal(t, codes.OK, second.failed, "%s: a denial is no error", name)
 		require.False(t, second.OK, name)
 		require.Positive(t, second.RetryAfterMS, name)
 		if name == "plan" {
@@ -164,10 +164,10 @@ func takeAndGiveBack(t *testing.T, b *bench, door limitDoor) {
 		require.Empty(t, second.Undo, name)
 		require.Equal(t, codes.OK, door.undo(name, key, first.Undo).failed, name)
 		left := door.peek(name, key)
-		require.Equal(t, left.Limit, left.Remaining, "%s: all came back", name)
+		require.Equal(t, left.Limit, left.Remaining, "%s: all tokens were returned", name)
 		require.True(t, door.take(name, key, n).OK, name)
 	}
-	require.Equal(t, codes.NotFound, door.take("pool", "blue", 1).failed, "the limit is there, its bucket isn't")
+	require.Equal(t, codes.NotFound, door.take("pool", "blue", 1).failed, "the limit exists, but not its bucket")
 	require.Equal(t, codes.NotFound, door.take("none", "u", 1).failed)
 }
 
@@ -206,25 +206,25 @@ func TestABadGRPCCallOfALimitHasItsCodeAndDoesNothing(t *testing.T) {
 		got  limitReply
 		want codes.Code
 	}{
-		"no tokens":        {door.take("api", "u", 0), codes.InvalidArgument},
-		"too many tokens":  {door.take("api", "u", 4), codes.OutOfRange},
-		"no key":           {door.take("api", "", 1), codes.InvalidArgument},
-		"no key of a pool": {door.take("pool", "", 1), codes.InvalidArgument},
-		"a foreign key":    {door.take("api", "other", 1), codes.FailedPrecondition},
-		"no name":          {door.peek("", "u"), codes.NotFound},
-		"peek of no limit": {door.peek("none", "u"), codes.NotFound},
-		"undo of nothing":  {door.undo("api", "u", ""), codes.InvalidArgument},
-		"undo of a place":  {door.undo("calls", "u", "1-0"), codes.InvalidArgument},
-		"no schedule":      {door.reserve("api", "u", "a", tomorrow), codes.InvalidArgument},
-		"nothing to keep":  {door.cancel("api", "u", "a"), codes.InvalidArgument},
-		"no instant":       {door.reserve("mail", "u", "a", time.Time{}), codes.InvalidArgument},
-		"no id":            {door.reserve("mail", "u", "", tomorrow), codes.InvalidArgument},
-		"the past":         {door.reserve("mail", "u", "a", time.Unix(1e9, 0)), codes.OutOfRange},
-		"too far ahead":    {door.reserve("mail", "u", "a", tomorrow.AddDate(9, 0, 0)), codes.OutOfRange},
+		"no tokens":                 {door.take("api", "u", 0), codes.InvalidArgument},
+		"too many tokens":           {door.take("api", "u", 4), codes.OutOfRange},
+		"no key":                    {door.take("api", "", 1), codes.InvalidArgument},
+		"no key of a pool":          {door.take("pool", "", 1), codes.InvalidArgument},
+		"a foreign key":             {door.take("api", "other", 1), codes.FailedPrecondition},
+		"no name":                   {door.peek("", "u"), codes.NotFound},
+		"peek of no limit":          {door.peek("none", "u"), codes.NotFound},
+		"undo without an id":        {door.undo("api", "u", ""), codes.InvalidArgument},
+		"undo of a place":           {door.undo("calls", "u", "1-0"), codes.InvalidArgument},
+		"no schedule":               {door.reserve("api", "u", "a", tomorrow), codes.InvalidArgument},
+		"cancel without a schedule": {door.cancel("api", "u", "a"), codes.InvalidArgument},
+		"no instant":                {door.reserve("mail", "u", "a", time.Time{}), codes.InvalidArgument},
+		"no id":                     {door.reserve("mail", "u", "", tomorrow), codes.InvalidArgument},
+		"the past":                  {door.reserve("mail", "u", "a", time.Unix(1e9, 0)), codes.OutOfRange},
+		"too far ahead":             {door.reserve("mail", "u", "a", tomorrow.AddDate(9, 0, 0)), codes.OutOfRange},
 	} {
 		require.Equal(t, c.want, c.got.failed, what)
 	}
-	require.EqualValues(t, 1, b.rdb.DBSize(t.Context()).Val(), "nothing is made")
+	require.EqualValues(t, 1, b.rdb.DBSize(t.Context()).Val(), "no key is created")
 	b.redis.Kill()
 	require.Equal(t, codes.Unavailable, door.take("api", "u", 1).failed)
 }
@@ -240,7 +240,7 @@ func TestAProxyChecksRequests(t *testing.T) {
 	}
 	for i, want := range []int{200, 200, 200, 429} {
 		r := check("limit=hourly&by=ip", "X-Forwarded-For", "6.6.6.6, 10.0.0."+string(rune('1'+i))+", 192.0.2.7")
-		require.Equal(t, want, r.status, "only what the proxy wrote counts")
+		require.Equal(t, want, r.status, "only the address from the proxy counts")
 		require.Equal(t, `"hourly";q=3;w=3600`, r.header.Get("RateLimit-Policy"))
 		require.Equal(t, "3", r.header.Get("X-RateLimit-Limit"))
 		require.Equal(t, want == 429, r.header.Get("Retry-After") != "")
@@ -248,7 +248,7 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 200, check("limit=hourly&by=ip", "X-Forwarded-For", "192.0.2.8").status)
 	require.Equal(t, 403, check("limit=hourly&by=ip&deny=403", "X-Forwarded-For", "192.0.2.7").status)
 	require.Equal(t, 429, check("limit=hourly&by=ip&trusted=10.0.0.0/8", "X-Forwarded-For", "192.0.2.7, 10.1.1.1").status)
-	require.Equal(t, 400, check("limit=hourly&by=ip").status, "a request without an address")
+	require.Equal(t, 400, check("limit=hourly&by=ip").status, "a request without an address is refused")
 	require.Contains(t, check("limit=hourly&by=ip").json(t)["message"], "by: ")
 	require.Equal(t, 200, check("limit=api&by=header:X-User&tokens=2", "X-User", "7").status)
 	require.Equal(t, 429, check("limit=api&by=header:X-User,ip&tokens=2", "X-User", "7").status)
@@ -256,7 +256,8 @@ func TestAProxyChecksRequests(t *testing.T) {
 	require.Equal(t, 200, check("limit=api&by=header:X-User&missing=allow").status)
 	require.Equal(t, 429, check("limit=api&by=header:X-User&missing=deny").status)
 	require.Equal(t, 403, check("limit=api&by=header:X-User&missing=deny&deny=403").status)
-	require.Equal(t, 200, check("limit=api&by=header:X-User&missing=deny", "X-User", "8").status, "it has its key")
+	require.Equal(t, 200, check("limit=api&by=header:X-User&missing=deny", "X-User", "8").status,
+		"a request with its key is admitted")
 	require.Equal(t, 200, check("limit=pool&key=red").status)
 	require.EqualValues(t, 1, b.tokens("team:red"))
 	b.bucket("team:", 2)
@@ -343,7 +344,7 @@ limits:
 		r := b.post("/v1/limits/"+path+"/take", `{"key":"k"}`)
 		require.Equal(t, http.StatusNotFound, r.status, "%s: %s", path, r.body)
 	}
-	require.EqualValues(t, 3, b.rdb.DBSize(t.Context()).Val(), "nothing else was taken")
+	require.EqualValues(t, 3, b.rdb.DBSize(t.Context()).Val(), "other paths take no tokens")
 }
 
 // The reply to an admitted take of a lazy bucket has the time until there is a token again.
@@ -358,7 +359,7 @@ func TestALazyTakeReturnsWhenToComeAgain(t *testing.T) {
 			require.InDelta(t, want, *r.NextMS, 60_000, name)
 		}
 		require.InDelta(t, 3_600_000, *door.peek("api", "u").NextMS, 60_000, name)
-		require.Nil(t, door.take("hourly", "u", 1).NextMS, "%s: a window has none", name)
+		require.Nil(t, door.take("hourly", "u", 1).NextMS, "%s: a window has no such time", name)
 	}
 }
 

@@ -40,7 +40,7 @@ func TestRequestsInJSONAreAnsweredLikeEnvoys(t *testing.T) {
 		require.Equal(t, "bad_request", r.json(t)["code"], bad)
 	}
 	require.Equal(t, http.StatusUnsupportedMediaType, b.do(http.MethodPost, "/json", body, "Content-Type", "").status,
-		"a web page may send a form")
+		"a form is refused, since a web page may send it")
 	without := start(t, nil)
 	require.Equal(t, http.StatusNotFound, without.post("/json", body).status)
 	require.Equal(t, http.StatusNotFound, without.do(http.MethodGet, "/rlconfig", "").status)
@@ -81,7 +81,7 @@ func TestRequestsOfAnExhaustedWindowDoNotReachRedis(t *testing.T) {
 		require.Equal(t, over, should(t, c, request(0, of("remote_address", "10.0.0.2"))).GetOverallCode())
 	}
 	calls := scriptCalls(t, b.tries()) - scriptCalls(t, before)
-	require.LessOrEqual(t, calls, 2+int(time.Since(began)/time.Second), "one a second")
+	require.LessOrEqual(t, calls, 2+int(time.Since(began)/time.Second), "Redis gets one call a second")
 }
 
 func TestKeysOfWindowsHaveThePrefix(t *testing.T) {
@@ -135,8 +135,9 @@ func TestOldConnectionsEnd(t *testing.T) {
 	client := &http.Client{Transport: &http.Transport{}}
 	eventually(t, func() bool {
 		return send(t, client, http.MethodGet, b.url("/v1/peek?key=checkout"), "").close
-	}, "the answer closes an old connection")
-	require.False(t, send(t, client, http.MethodGet, b.url("/v1/peek?key=checkout"), "").close, "and the next is new")
+	}, "a response closes an old connection")
+	require.False(t, send(t, client, http.MethodGet, b.url("/v1/peek?key=checkout"), "").close,
+		"the next connection is new")
 
 	conn := b.dial()
 	_, err := refillerv1.NewBucketsClient(conn).Peek(t.Context(), &refillerv1.PeekRequest{Key: "checkout"})

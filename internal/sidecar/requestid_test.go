@@ -93,14 +93,14 @@ func TestATakeThatFailedIsRepeatedAndChargedOnce(t *testing.T) {
 			_, failed = take(t, b, "order-1", 30)
 			require.Equal(t, codes.Unavailable, failed)
 			require.Equal(t, 2, proxy.LostReplies())
-			require.EqualValues(t, 60, b.tokens("checkout"), "the take had its effect")
+			require.EqualValues(t, 60, b.tokens("checkout"), "the take was charged")
 			require.NoError(t, proxy.Heal())
 			for range 2 {
 				left, failed = take(t, b, "order-1", 30)
 				require.Equal(t, codes.OK, failed)
 				require.EqualValues(t, 60, left)
 			}
-			require.EqualValues(t, 60, b.tokens("checkout"), "it is charged once")
+			require.EqualValues(t, 60, b.tokens("checkout"), "the take is charged once")
 
 			_, failed = take(t, b, "order-1", 31)
 			require.Equal(t, codes.AlreadyExists, failed, "the id belongs to another take")

@@ -52,7 +52,7 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
-	for name, config := range map[string]*tls.Config{"no certificate": anonymous, "another authority's": stranger} {
+	for name, config := range map[string]*tls.Config{"no certificate": anonymous, "another authority": stranger} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url, jsonBody(body))
 		require.NoError(t, err)
 		req.Header.Set("Content-Type", "application/json")
@@ -66,7 +66,7 @@ func TestMutualTLSAdmitsOnlyCertificatesOfTheAuthority(t *testing.T) {
 		require.Error(t, err, name)
 	}
 	_, err = refillerv1.NewBucketsClient(b.dial()).Take(t.Context(), request)
-	require.Error(t, err, "plain gRPC")
+	require.Error(t, err, "plain gRPC is refused")
 	require.EqualValues(t, 8, b.tokens("checkout"))
 
 	// Unix sockets stay plain, because file permissions protect them.
@@ -111,5 +111,6 @@ func TestACertificateNamesItsClientWhereverItConnectsFrom(t *testing.T) {
 	a := call.Asks{Key: "a"}
 	require.NotEqual(t, clientOf(local, a), clientOf(local, call.Asks{Key: "b"}),
 		"a proxy on this host calls for many clients")
-	require.NotEqual(t, clientOf(local, a), clientOf(local, call.Asks{Key: "a", Flow: "x"}), "and for many flows")
+	require.NotEqual(t, clientOf(local, a), clientOf(local, call.Asks{Key: "a", Flow: "x"}),
+		"a proxy on this host calls for many flows")
 }

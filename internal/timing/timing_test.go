@@ -24,7 +24,7 @@ func TestSleepLastsUntilItsEndOrDone(t *testing.T) {
 		require.True(t, Sleep(ctx.Done(), -1))
 		require.False(t, Sleep(ctx.Done(), time.Hour))
 		require.Equal(t, time.Second, time.Since(began))
-		require.False(t, Sleep(ctx.Done(), 0), "done before")
+		require.False(t, Sleep(ctx.Done(), 0), "Sleep returns at once if it is done")
 	})
 }
 
@@ -34,7 +34,7 @@ func TestDoubledStopsAtTheMost(t *testing.T) {
 		require.Equal(t, want, Doubled(20, n, 1000), "%d times", n)
 	}
 	require.Equal(t, time.Duration(5), Doubled(20, 0, 5))
-	require.Equal(t, time.Duration(math.MaxInt64), Doubled(20, 1000, math.MaxInt64), "nothing overflows")
+	require.Equal(t, time.Duration(math.MaxInt64), Doubled(20, 1000, math.MaxInt64), "the result does not overflow")
 }
 
 func TestBetweenIsWithinItsBounds(t *testing.T) {

@@ -147,7 +147,7 @@ func checkCommand(t *testing.T, command string) {
 			}
 		case "redis-cli", "etcdctl", "etcdutl", "crane", "cd", "git", "mkdir", "curl":
 		default:
-			t.Errorf("nothing is known of %s: %s", args[0], command)
+			t.Errorf("this test does not know %s: %s", args[0], command)
 		}
 	}
 }

@@ -105,7 +105,7 @@ func TestLinksOfTheDocumentationLeadSomewhereAndItsTestsExist(t *testing.T) {
 	links := 0
 	documents(t, func(path, text string) {
 		links += len(linkTo.FindAllString(text, -1))
-		require.Empty(t, broken(path, text, readAt), "%s: these links lead nowhere", path)
+		require.Empty(t, broken(path, text, readAt), "%s: these links have no target", path)
 		require.Empty(t, unknownTests(text, tests), "%s: there are no such tests", path)
 	})
 	require.Greater(t, links, 100)

@@ -52,7 +52,7 @@ func TestRecipesOfPoolsRunAsPrinted(t *testing.T) {
 			}
 		})
 	}
-	require.Len(t, sections, played, "there is a recipe that this test doesn't play")
+	require.Len(t, sections, played, "this test doesn't play each recipe")
 }
 
 // recipeBlocks returns the blocks of docs/pools.md that are marked "recipe", by heading.
@@ -242,7 +242,7 @@ func takeOutOfService(w *recipe) {
 	w.denied(us)
 	require.True(w.t, part(w.status(w.etcd), "us").Idle())
 	us.replica.Stop()
-	w.await(w.etcd, "eu has all", hasAll("eu"))
+	w.await(w.etcd, "eu has the whole rate", hasAll("eu"))
 	w.run(us)
 	w.step()
 	w.await(w.etcd, "us has a share again", lends("eu", "us"))
@@ -293,7 +293,7 @@ func loseHome(w *recipe) {
 	})
 	w.fenced = true
 	w.step()
-	w.await(w.etcd, "us has all", hasAll("us"))
+	w.await(w.etcd, "us has the whole rate", hasAll("us"))
 
 	// The replicas of eu start again with the old etcd.
 	home.Members()[0].Restart()

@@ -33,7 +33,7 @@ type row struct {
 // takes of size tokens.
 func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums []sum)) row {
 	return row{
-		name: fmt.Sprintf("%d that ask %g per s by %d", n, perSecond, size), check: check,
+		name: fmt.Sprintf("%d flows that ask %g per s by %d", n, perSecond, size), check: check,
 		groups: func(w *world) [][]*asker {
 			return [][]*asker{w.loud(2500), w.many(n, "quiet-", perSecond, size)}
 		},
@@ -77,7 +77,7 @@ var rows = []row{
 	}),
 	beside(50, 10, 10, part(.95)),
 	{
-		name: "fifty that ask 10 per s in bursts",
+		name: "fifty flows that ask 10 per s in bursts",
 		groups: func(w *world) [][]*asker {
 			quiet := w.many(50, "quiet-", 10, 1)
 			for i, a := range quiet {
@@ -90,14 +90,14 @@ var rows = []row{
 	},
 	beside(1000, .5, 1, func(t *testing.T, sums []sum) {
 		part(.95)(t, sums)
-		assert.Zero(t, sums[1].denied, "first takes that were denied")
+		assert.Zero(t, sums[1].denied, "no first take is denied")
 	}),
 	beside(1000, 1.2, 1, each(.93, 80)),
 	beside(10_000, .05, 1, part(.95)),
 	beside(50, 18, 1, part(.95)).under("capacity: 2000\nrate: 1000/s\ninterval: 1s\nflows: {}"),
 	beside(50, 18, 1, part(.95)).under("capacity: 200\nrate: 1000/s\nflows: {}"),
 	{
-		name: "fifty that ask 10 per s in the process of the loud one",
+		name: "fifty flows that ask 10 per s in the process of the loud flow",
 		groups: func(w *world) [][]*asker {
 			c := w.client()
 			return [][]*asker{{newAsker(c, "loud", 2500, 1)}, w.many(50, "quiet-", 10, 1, c)}
@@ -125,7 +125,7 @@ var rows = []row{
 		},
 	},
 	{
-		name: "51 that ask 50 per s, 25 of them by 50",
+		name: "51 flows that ask 50 per s, 25 of them by 50",
 		groups: func(w *world) [][]*asker {
 			return [][]*asker{w.many(26, "one-", 50, 1), w.many(25, "fifty-", 50, 50)}
 		},
@@ -140,7 +140,7 @@ var rows = []row{
 		check: part(.95),
 	},
 	{
-		name: "the loud one falls silent and fifty ask 50 per s",
+		name: "the loud flow falls silent and fifty flows ask 50 per s",
 		groups: func(w *world) [][]*asker {
 			return [][]*asker{w.loud(2500), w.many(50, "quiet-", 24, 1)}
 		},
@@ -202,7 +202,7 @@ func report(t *testing.T, sums []sum) {
 		t.Logf("%d flows that ask %7.2f/s each get %7.2f/s each (%5.1f %%); errors: %d", s.flows,
 			s.asked/float64(s.flows), s.got/float64(s.flows), 100*s.got/max(1e-9, s.asked), s.failed)
 		total += s.got
-		assert.Zero(t, s.failed, "takes that failed")
+		assert.Zero(t, s.failed, "no take fails")
 	}
 	t.Logf("all get %.1f/s", total)
 }
@@ -275,7 +275,8 @@ func TestWithoutRefillersABucketIsServedInOrder(t *testing.T) {
 	// With a plan, the loud flow would get less than one percent of the tokens that it asks for. Without a plan, a slow
 	// machine may serve it less than the others, because its takes come in larger batches. But it gets far more than one
 	// percent.
-	require.Greater(t, sums[0].got/sums[0].asked, sums[1].got/sums[1].asked/3, "the loud flow gets its part")
+	require.Greater(t, sums[0].got/sums[0].asked, sums[1].got/sums[1].asked/3,
+		"the loud flow gets far more than one percent")
 	require.Greater(t, sums[0].got+sums[1].got, 900.)
 }
 
@@ -292,15 +293,17 @@ func TestFlowsComeAndGoWithAVersion(t *testing.T) {
 		s := measure(time.Second, quiet)[0]
 		return s.got / s.asked
 	}
-	require.Less(t, served(), .9, "without flows")
+	require.Less(t, served(), .9, "the quiet flows are denied without flows")
 	change := func(version int, bucket string) {
 		w.configure(version, bucket)
 		w.reload(p)
 	}
 	change(2, plain+"\nflows: {}")
-	require.Eventually(t, func() bool { return served() > .95 }, patience, time.Millisecond, "with flows")
+	require.Eventually(t, func() bool { return served() > .95 }, patience, time.Millisecond,
+		"the quiet flows get what they ask for with flows")
 	change(3, plain)
-	require.Eventually(t, func() bool { return served() < .9 }, patience, time.Millisecond, "without flows again")
+	require.Eventually(t, func() bool { return served() < .9 }, patience, time.Millisecond,
+		"the quiet flows are denied without flows again")
 }
 
 // TestTheBucketsOfTemplatesAndPoolsAreDivided runs one loud flow and twenty quiet flows on the bucket of a template,
@@ -327,14 +330,14 @@ func TestTheBucketsOfTemplatesAndPoolsAreDivided(t *testing.T) {
 			require.Eventually(t, func() bool {
 				r, err := first.Take(t.Context(), key, 1)
 				return err == nil && r.OK
-			}, patience, 10*time.Millisecond, "the bucket can be taken from")
+			}, patience, 10*time.Millisecond, "consumers get tokens from the bucket")
 			loud := w.loud(600)
 			quiet := w.many(20, "quiet-", 10, 1)
 			w.start(loud, quiet)
 			require.Eventually(t, func() bool {
 				sums := measure(2*time.Second, loud, quiet)
 				return sums[1].got > .95*sums[1].asked && sums[0].got+sums[1].got > 270
-			}, patience, time.Millisecond, "without flows each gets a part of what it asks")
+			}, patience, time.Millisecond, "the quiet flows get what they ask for")
 		})
 	}
 }

@@ -99,9 +99,9 @@ func TestClientsRepeatWhatIsSafe(t *testing.T) {
 			args    []string
 			want    want
 		}{
-			"a take":                {answers{unavailable, takes}, "take", []string{`"k"`}, want{2, "shared"}},
-			"a take that is silent": {answers{silent, takes}, "take", []string{`"k"`}, want{2, "shared"}},
-			"a take, once": {answers{unavailable, unavailable, takes}, "take", []string{`"k"`},
+			"a take":                    {answers{unavailable, takes}, "take", []string{`"k"`}, want{2, "shared"}},
+			"a take without a response": {answers{silent, takes}, "take", []string{`"k"`}, want{2, "shared"}},
+			"a take that fails twice": {answers{unavailable, unavailable, takes}, "take", []string{`"k"`},
 				want{2, "fallback:sidecar"}},
 			"a limit": {answers{unavailable, takes}, "take_limit", []string{`"api"`, `"k"`},
 				want{1, "fallback:sidecar"}},
@@ -117,7 +117,7 @@ func TestClientsRepeatWhatIsSafe(t *testing.T) {
 				require.Equal(t, true, answer["ok"])
 				require.Len(t, s.calls, c.want.calls)
 				for _, call := range s.calls {
-					require.Equal(t, s.calls[0], call, "the same call with the same request id")
+					require.Equal(t, s.calls[0], call, "each attempt has the same request id")
 				}
 				require.Equal(t, c.method == "take", strings.Contains(s.calls[0], "request_id"))
 			})
@@ -219,7 +219,7 @@ func TestClientsTakeWhileTheSidecarIsRestarted(t *testing.T) {
 			charged := 1e9 - left()
 			require.GreaterOrEqual(t, charged, sources.Shared)
 			require.LessOrEqual(t, charged, sources.Shared+sources.Fallback, "no take is charged twice")
-			t.Logf("%d takes, of which the sidecar did not answer %d; %d tokens charged", sources.Shared+sources.Fallback,
+			t.Logf("%d takes, %d of them without a response of the sidecar; %d tokens charged", sources.Shared+sources.Fallback,
 				sources.Fallback, charged)
 		})
 	}

@@ -77,7 +77,7 @@ func (n *node) findAddr(run int) {
 func (n *node) logs(text string) {
 	n.t.Helper()
 	eventually(n.t, func() bool { return strings.Contains(n.Log(), text) }, patience, 5*time.Millisecond,
-		"the log says %q", text)
+		"the log has %q", text)
 }
 
 // configure swaps the mounted file as kubelet does.

@@ -149,7 +149,7 @@ func leader(t *testing.T, nodes []*node) (l *node) {
 	eventually(t, func() bool {
 		_, known := l.metric("refiller_bucket_tokens")
 		return known == min(l.status().Total, metrics.MaxBuckets)
-	}, patience, 20*time.Millisecond, "it knows the buckets")
+	}, patience, 20*time.Millisecond, "the leader knows the buckets")
 	return l
 }
 
@@ -284,8 +284,8 @@ func TestNoPanelIsWithoutDataInARealPrometheus(t *testing.T) {
 			}
 		}
 	}
-	require.Empty(t, p.query(`ALERTS{alertstate="firing",severity="critical"}`), "nothing is wrong")
+	require.Empty(t, p.query(`ALERTS{alertstate="firing",severity="critical"}`), "no critical alert fires")
 	beyond := p.query("sum(increase(refiller_credit_added_tokens_total[" + scraped.String() +
 		"])) - sum(increase(refiller_credit_due_tokens_total[" + scraped.String() + "]))")
-	require.InDelta(t, 0, beyond[0], 5, "what was credited was due")
+	require.InDelta(t, 0, beyond[0], 5, "refills credit only tokens that are due")
 }

@@ -86,7 +86,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 	b.until(`performance.getEntriesByName("first-contentful-paint").length`)
 	b.eval(`performance.getEntriesByName("first-contentful-paint")[0].startTime`, &paint)
 	t.Logf("first paint with 1000 buckets after %.0f ms", paint)
-	require.Less(t, paint, 15_000.0, "half a second on a machine at rest")
+	require.Less(t, paint, 15_000.0, "the first paint comes within half a second on an idle machine")
 	for _, want := range []string{n.status().Identity + " leads", "version 7", "1 to 50 of 1\u202f000", "checkout",
 		"eu-west-1"} {
 		b.until("document.body.innerText.includes(" + strconv.Quote(want) + ")")
@@ -116,7 +116,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 		var kept string
 		b.eval(`mine()?.mine ?? ""`, &kept)
 		return kept == "1"
-	}, patience, 50*time.Millisecond, "an alert that stays as it is isn't put in again")
+	}, patience, 50*time.Millisecond, "the page keeps the element of an unchanged alert")
 	b.until(`/[1-9]/.test(document.querySelector("tr[data-key=checkout] [data-label=Taken]").innerText)`)
 	b.until(`document.querySelector('tr[data-key="checkout"] [data-label="Found empty"]').innerText != "–"`)
 	b.shot("light")
@@ -151,12 +151,12 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 			b.eval(fmt.Sprintf(`[...document.querySelectorAll("body *")].filter(e => !e.closest("svg") &&
 				!e.classList.contains("skip") && e.getBoundingClientRect().right > %d).map(e => e.outerHTML.slice(0, 80))`,
 				width), &out)
-			require.Empty(t, out, "nothing sticks out at %d px", width)
+			require.Empty(t, out, "no element is wider than the page at %d px", width)
 			b.eval(`["Refilled", "Grant"].filter(label =>
 				[...document.querySelectorAll("[data-label=" + label + "]")].some(e =>
 				e.parentElement.getBoundingClientRect().width > e.getBoundingClientRect().width + 1))`, &out)
 			if width < 1024 {
-				require.Empty(t, out, "cells in rows of their own are as wide as these at %d px", width)
+				require.Empty(t, out, "cells in separate rows have the width of the row at %d px", width)
 			}
 			b.shot(fmt.Sprintf("%dpx-%s", width, scheme))
 			b.eval(`document.getElementById("templates").scrollIntoView()`, nil)
@@ -178,7 +178,7 @@ func TestTheStatusPageInARealBrowser(t *testing.T) {
 		})()`, &worst)
 		require.GreaterOrEqual(t, worst, 4.5, scheme)
 	}
-	require.Empty(t, b.wrong, "the console is clean, and no other host is asked")
+	require.Empty(t, b.wrong, "the console has no errors, and the page calls no other host")
 
 	n.Kill()
 	b.until(`!document.getElementById("lost").hidden`)
@@ -194,8 +194,8 @@ func TestThePageOnlyReadsAndSaysWhatIsWrong(t *testing.T) {
 	page, err := n.get("/")
 	require.NoError(t, err)
 	require.Contains(t, page, "The configuration file was refused")
-	require.Contains(t, page, "never &lt;b&gt;", "what others wrote is text")
-	require.NotContains(t, page, "http://", "everything is from here")
+	require.Contains(t, page, "never &lt;b&gt;", "text of others is escaped")
+	require.NotContains(t, page, "http://", "the page loads nothing from other hosts")
 	page, err = n.get("/?q=%3Cscript%3E")
 	require.NoError(t, err)
 	require.NotContains(t, page, "<script>")

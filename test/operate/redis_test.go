@@ -74,10 +74,10 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 	acl(">second")
 	write("second")
 	reconnect()
-	awaitRefill(t, rdb, "with the new password")
+	awaitRefill(t, rdb, "a refill with the new password")
 	acl("<first")
 	reconnect()
-	awaitRefill(t, rdb, "after the old one was removed")
+	awaitRefill(t, rdb, "a refill after the old password was removed")
 	tokensThen, lastThen := load.account(t, rdb, "checkout")
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 	require.NotContains(t, n.Log(), "WRONGPASS")
@@ -89,12 +89,12 @@ func TestAPasswordIsRotatedWithoutALostRefill(t *testing.T) {
 		_, err := n.get("/readyz")
 		return err != nil
 	}, patience, 10*time.Millisecond,
-		"not ready")
-	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status says why")
+		"the replica is not ready")
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "the status has the reason")
 	require.Contains(t, n.status().Away, "WRONGPASS")
 	write("third")
 	n.ready()
-	awaitRefill(t, rdb, "after the file has changed")
+	awaitRefill(t, rdb, "a refill after the file has changed")
 	tokensThen, lastThen = load.account(t, rdb, "checkout")
 	requireNothingLost(t, tokens, last, tokensThen, lastThen)
 }
@@ -115,7 +115,7 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	snapshot := filepath.Join(server.DataDir(), "dump.rdb")
 	require.NoError(t, os.Mkdir(snapshot, 0o700))
 	require.NoError(t, rdb.ConfigSet(t.Context(), "save", "1 1").Err())
-	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "status says why")
+	eventually(t, func() bool { return n.status().Away != "" }, patience, 10*time.Millisecond, "the status has the reason")
 	require.Contains(t, n.status().Away, "MISCONF")
 	tokens, last := load.account(t, rdb, "checkout")
 	n.logs("redis refuses calls: refills pause")
@@ -130,22 +130,22 @@ func TestAFullDiskOfRedisPausesRefillsAndTheyGoOnByThemselves(t *testing.T) {
 	require.True(t, errors.As(err, &exit), "%s", out)
 	require.Equal(t, 1, exit.ExitCode())
 	require.Contains(t, string(out), "MISCONF")
-	require.NotContains(t, string(out), "may have had its effect", "it ran nothing")
+	require.NotContains(t, string(out), "may have had its effect", "the take had no effect")
 
 	// When the directory is removed, Redis can write its next snapshot, and everything goes on.
 	require.NoError(t, os.Remove(snapshot))
 	n.ready()
-	awaitRefill(t, rdb, "after there is room")
+	awaitRefill(t, rdb, "a refill after Redis can write again")
 	eventually(t, func() bool {
 		r, err := client.Take(t.Context(), "mail", 1)
 		return err == nil && r.OK
 	},
-		patience, 10*time.Millisecond, "consumers go on")
+		patience, 10*time.Millisecond, "consumers get tokens again")
 	tokensThen, lastThen := load.account(t, rdb, "checkout")
 	due := rate * (lastThen - last) / 1_000_000
 	require.Greater(t, due, int64(2*rate), "Redis tries again after five seconds")
-	require.GreaterOrEqual(t, tokensThen-tokens, int64(2*rate), "the first refill credits two seconds of them")
-	require.LessOrEqual(t, tokensThen-tokens, due, "and none too many")
+	require.GreaterOrEqual(t, tokensThen-tokens, int64(2*rate), "the first refill credits two seconds of tokens")
+	require.LessOrEqual(t, tokensThen-tokens, due, "refills credit no more than the due tokens")
 }
 
 func TestAReplicaIsNotReadyWhileRedisIsReadOnly(t *testing.T) {
@@ -188,9 +188,9 @@ func TestABackupOfRedisGivesNoTokensTwiceWhileARefillerRemembers(t *testing.T) {
 	taken, err := lua.TakeUpTo(t.Context(), rdb, "checkout", 1000)
 	require.NoError(t, err)
 	require.EqualValues(t, 1000, taken.Taken)
-	awaitRefill(t, rdb, "after the takes")
+	awaitRefill(t, rdb, "a refill after the takes")
 	restore()
-	eventually(t, func() bool { return held() < 10 }, patience, 10*time.Millisecond, "it begins a new era, which is empty")
+	eventually(t, func() bool { return held() < 10 }, patience, 10*time.Millisecond, "the bucket's new era is empty")
 	n.logs("server lost writes: bucket begins a new era")
 
 	// A refiller that was restarted meanwhile can't know that the server lost writes.
@@ -199,7 +199,7 @@ func TestABackupOfRedisGivesNoTokensTwiceWhileARefillerRemembers(t *testing.T) {
 	n.Restart()
 	n.findAddr(2)
 	n.ready()
-	awaitRefill(t, rdb, "after the restart")
+	awaitRefill(t, rdb, "a refill after the restart")
 	require.EqualValues(t, 1000, held())
 	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "reset", "checkout", "-n", "0",
 		"--redis", server.URL()).CombinedOutput()

@@ -63,7 +63,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 						have = have && n.status().Config == version
 					}
 					return have
-				}, 10*time.Second, 10*time.Millisecond, "a second on a machine at rest")
+				}, 10*time.Second, 10*time.Millisecond, "the version is in force within a second on an idle machine")
 				t.Logf("%s: version %d is in force after %s", mode, version, time.Since(began))
 			}
 
@@ -94,7 +94,7 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			eventually(t, func() bool {
 				outdated, _ := cut.metric("refiller_buckets_outdated")
 				return outdated == 1
-			}, patience, 20*time.Millisecond, "the replica with the old file knows that it is")
+			}, patience, 20*time.Millisecond, "the replica with the old file reports an outdated bucket")
 			n, seconds = issued(tokens, last, window)
 			require.LessOrEqual(t, float64(n), 10*seconds+1, "the old file can't put the old limit back")
 
@@ -105,13 +105,13 @@ func TestALoweredLimitIsInForceEverywhereSoonAndNeverRefills(t *testing.T) {
 			tokens, last = load.account(t, rdb, "checkout")
 			n, seconds = issued(tokens, last, window)
 			require.LessOrEqual(t, float64(n), 10*seconds+1)
-			require.Positive(t, n, "it refills")
+			require.Positive(t, n, "the replica with the old file refills")
 
 			cut.configure(config(cutURL, 3, "1000/s"))
 			inForce(3, cut)
 			tokens, last = load.account(t, rdb, "checkout")
 			n, seconds = issued(tokens, last, window)
-			require.GreaterOrEqual(t, float64(n), 900*(seconds-1), "raised again")
+			require.GreaterOrEqual(t, float64(n), 900*(seconds-1), "the rate is raised again")
 			require.LessOrEqual(t, float64(n), 1000*seconds+1)
 		})
 	}
@@ -249,7 +249,7 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	require.Eventually(t, func() bool {
 		_, err := lua.Peek(t.Context(), server.Client(), "checkout", 1)
 		return err == nil
-	}, patience, 10*time.Millisecond, "its policy is in force")
+	}, patience, 10*time.Millisecond, "the first replica's policy is in force")
 	first.Stop()
 
 	other := limit(server.URL(), 1, "50/s") + "templates: [{prefix: \"user:\", capacity: 90, rate: 1/s}]\n"
@@ -259,7 +259,7 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	s := n.status()
 	require.Equal(t, []string{"checkout"}, s.Conflicts.Buckets)
 	require.Contains(t, s.Conflicts.Templates, "other templates are published under this version")
-	require.Equal(t, "5/s", s.Buckets[0].Rate, "what is enforced")
+	require.Equal(t, "5/s", s.Buckets[0].Rate, "the status has the enforced rate")
 	require.True(t, s.Buckets[0].Conflict)
 	require.Equal(t, []config.Difference{{Field: "rate", InForce: "5/s", File: "50/s"}}, s.Buckets[0].Differs)
 	for name, want := range map[string]float64{
@@ -322,7 +322,7 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	s := n.status()
 	require.Equal(t, []string{"checkout"}, s.Outdated.Buckets)
 	require.Equal(t, "the templates of version 7 are published", s.Outdated.Templates)
-	require.Equal(t, "50/s", s.Buckets[0].Rate, "what is enforced")
+	require.Equal(t, "50/s", s.Buckets[0].Rate, "the status has the enforced rate")
 	for name, want := range map[string]float64{
 		"refiller_buckets_outdated": 1, "refiller_templates_outdated": 1, "refiller_pools_outdated": 0,
 		"refiller_buckets_conflicting": 0,
@@ -399,7 +399,7 @@ func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
 	s := n.status()
 	require.True(t, s.Buckets[0].Override)
 	require.False(t, s.Buckets[0].Outdated)
-	require.Equal(t, "2/s", s.Buckets[0].Rate, "what is enforced")
+	require.Equal(t, "2/s", s.Buckets[0].Rate, "the status has the enforced rate")
 	require.Zero(t, s.Outdated.Total)
 	require.Zero(t, s.Conflicts.Total)
 	outdated, _ := n.metric("refiller_buckets_outdated")
@@ -423,5 +423,5 @@ func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
 		b := n.status().Buckets[0]
 		return b.Rate == "5/s" && !b.Override
 	}, patience,
-		10*time.Millisecond, "then the file counts")
+		10*time.Millisecond, "the file's rate is in force again")
 }

@@ -152,7 +152,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 				select {
 				case <-n.Exited():
 				case <-time.After(gracePeriod):
-					require.Fail(t, "still there after the grace period")
+					require.Fail(t, "the replica still runs after the grace period")
 				}
 				t.Logf("%s: exits %s after SIGTERM", mode, time.Since(began).Round(time.Millisecond))
 				require.Contains(t, n.Log(), "replica stopped")
@@ -165,7 +165,7 @@ func TestARollingRestartLeavesNoGapAndLosesNoToken(t *testing.T) {
 			t.Logf("%s: largest gap of %d refills in the roll-out %s, before it %s", mode, seen, largest, quiet)
 			const interval = 100 * time.Millisecond
 			require.Less(t, largest, 10*interval+quiet,
-				"a few intervals on a busy machine, and no lease has to end; make failover measures")
+				"the gap is a few intervals on a busy machine, because no lease has to end")
 
 			asked, denied := steady.asked.Load(), steady.denied.Load()
 			t.Logf("%s: of %d tokens that a steady system admits, %d were denied", mode, asked, denied)
@@ -190,9 +190,9 @@ func TestTheProbesFailForTheirOwnReasons(t *testing.T) {
 		_, err := n.get("/readyz")
 		return err != nil
 	}, patience, 10*time.Millisecond,
-		"not ready without Redis")
+		"the replica is not ready without Redis")
 	_, err := n.get("/livez")
-	require.NoError(t, err, "but alive: a restart would not help")
+	require.NoError(t, err, "the replica is alive, because a restart would not help")
 	server.Resume()
 	n.ready()
 }
@@ -210,7 +210,7 @@ func TestAReplicaThatCannotReachEtcdEndsWithinTheGracePeriod(t *testing.T) {
 	select {
 	case <-n.Exited():
 	case <-time.After(gracePeriod):
-		require.Fail(t, "still there after the grace period")
+		require.Fail(t, "the replica still runs after the grace period")
 	}
 	require.Contains(t, n.Log(), "replica stopped")
 }

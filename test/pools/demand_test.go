@@ -39,7 +39,7 @@ func TestSharesFollowDemand(t *testing.T) {
 		wait(t, time.Duration(w.rng.Int64N(int64(time.Second)))) // so that the demand rises at any point of a period
 		before, began := has(), time.Now()
 		us.wants.Store(much)
-		w.eventually("it gets what it wants", func() bool { return has() >= before+0.9*(gets-before) })
+		w.eventually("us gets nine tenths of its demand", func() bool { return has() >= before+0.9*(gets-before) })
 		t.Logf("from %.0f/s after %s", before, time.Since(began))
 		if i > 0 { // at the first step, the demand of the other regions may not be known yet
 			times = append(times, time.Since(began))

@@ -185,7 +185,7 @@ func step(sign time.Duration) func(*world) func() {
 		r.skew += jump
 		r.redis.StepClock(r.skew)
 		w.forgive(max(before, w.inForce(r)) * max(0, min(jump.Seconds(), 2)))
-		w.t.Logf("%s's by %s", r.name, jump)
+		w.t.Logf("the clock of %s steps by %s", r.name, jump)
 		return nothing
 	}
 }
@@ -285,14 +285,14 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	for _, r := range w.regions {
 		r.wants.Store(900)
 	}
-	w.eventually("each has a share", func() bool {
+	w.eventually("each region has a share", func() bool {
 		return !slices.ContainsFunc(w.regions,
 			func(r *region) bool { return !served(r) })
 	})
 	for _, l := range us.links {
 		l.Cut()
 	}
-	w.eventually("I3: it falls to its floor", func() bool { return inForce(us.read(t.Context())) == floor })
+	w.eventually("I3: us falls to its floor", func() bool { return inForce(us.read(t.Context())) == floor })
 	w.eventually("the others get the rest", func() bool {
 		ap, eu := w.regions[0], w.regions[1]
 		return served(ap) && served(eu) && inForce(ap.read(t.Context()))+inForce(eu.read(t.Context())) > 0.99*(rate-floor)
@@ -317,7 +317,7 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 	now, last := w.credited(us)
 	require.InDelta(t, floor*float64(last-began)/1e6, now-added, 2)
 	w.mend(us)
-	w.eventually("it is served again", func() bool { return served(us) })
+	w.eventually("us has a share again", func() bool { return served(us) })
 	stop()
 	t.Logf("Σ rate in force at most %.6f of R, consumption at most %.3f of its bound", w.worst, w.used)
 	require.Empty(t, w.violation)

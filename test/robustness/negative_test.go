@@ -265,7 +265,7 @@ func TestTheElectionsRefereeCatchesEachMissingMechanism(t *testing.T) {
 			var failed *exec.ExitError
 			require.ErrorAs(t, err, &failed, string(out))
 			require.Contains(t, string(out), "--- FAIL: "+tc.test,
-				"it fails because of a broken promise, not because it can't be built")
+				"the test fails because of a broken promise, and not because it can't be built")
 		})
 	}
 }

@@ -206,7 +206,7 @@ func TestSchedules(t *testing.T) {
 	table, empty := all.Deployments()
 	t.Logf("\n%s\n%s", &all, table)
 	if fills {
-		require.Empty(t, empty, "no run had these")
+		require.Empty(t, empty, "each pair has a run")
 	} else {
 		t.Logf("%d of %d pairs had no run; %d schedules have all of them", len(empty), len(deck.Cells), deck.Size)
 	}

@@ -123,6 +123,6 @@ func comeOnce(t *testing.T, replicas int) {
 		return alive() == 0 && active() == 0 && !slices.ContainsFunc(rdb.Keys(ctx, "*").Val(),
 			func(key string) bool { return strings.Contains(key, prefix) })
 	}, patience, time.Second)
-	t.Logf("%s later there is none, in the active set and counted neither; Redis holds the keys %v",
+	t.Logf("%s later no bucket is left, in the active set or counted; Redis holds the keys %v",
 		time.Since(begin).Round(time.Second), rdb.Keys(ctx, "*").Val())
 }

@@ -72,7 +72,7 @@ func (f *figures) settle(t *testing.T, s *store) {
 		}
 		n, occupied := s.active(t)
 		return n == int64(f.Active) && int(active) == f.Active && int(shards) >= occupied && int(applied) >= f.Active
-	}, patience, 200*time.Millisecond, "the replicas don't settle")
+	}, patience, 200*time.Millisecond, "the replicas know all buckets")
 	time.Sleep(5 * f.Interval) // shards move between the replicas until each has about as many
 }
 

@@ -87,7 +87,7 @@ func merged(t *testing.T, path string, measured []figures) []figures {
 	var list []figures
 	b, err := os.ReadFile(filepath.Clean(path))
 	if err == nil {
-		require.NoError(t, json.Unmarshal(b, &list), "%s holds something else", path)
+		require.NoError(t, json.Unmarshal(b, &list), "%s has no list of figures", path)
 	} else {
 		require.ErrorIs(t, err, os.ErrNotExist)
 	}
@@ -113,6 +113,6 @@ func TestQuantilesAreReadFromWhatWasAddedToAHistogram(t *testing.T) {
 	after := map[float64]float64{0.1: 1050, 0.2: 1090, 1: 1100}
 	require.InDelta(t, 0.1, quantile(before, after, 0.5), 1e-9)
 	require.InDelta(t, 0.15, quantile(before, after, 0.7), 1e-9)
-	require.InDelta(t, 0.2, quantile(before, after, 0.99), 1e-9, "beyond the last bound but one nothing is known")
+	require.InDelta(t, 0.2, quantile(before, after, 0.99), 1e-9, "the result is at most the last bound but one")
 	require.Zero(t, quantile(nil, nil, 0.5))
 }

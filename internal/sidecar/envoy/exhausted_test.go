@@ -32,7 +32,7 @@ func TestExhaustedWindowsAreDeniedFromMemoryForAWhile(t *testing.T) {
 		Limit: 5, RetryAfter: time.Minute - 900*time.Millisecond, ResetAfter: time.Minute - 900*time.Millisecond,
 		Source: fetch.Source{Kind: fetch.SourceCached},
 	}, r)
-	require.False(t, known(windowID{quota{units["hour"], 6}, "k"}), "another limit's window")
+	require.False(t, known(windowID{quota{units["hour"], 6}, "k"}), "another limit has its own window")
 	now = now.Add(100 * time.Millisecond)
 	require.False(t, known(id), "Redis is asked once a second")
 
@@ -46,7 +46,7 @@ func TestExhaustedWindowsAreDeniedFromMemoryForAWhile(t *testing.T) {
 	for _, key := range []string{"a", "b", "c"} {
 		e.remember(windowID{key: key}, none)
 	}
-	require.False(t, known(windowID{key: "c"}), "there is room for two")
+	require.False(t, known(windowID{key: "c"}), "the memory has room for two windows")
 	now = now.Add(time.Second)
 	e.remember(windowID{key: "c"}, none)
 	require.True(t, known(windowID{key: "c"}))

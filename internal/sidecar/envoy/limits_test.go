@@ -42,12 +42,12 @@ func TestDescriptorsMatchAsInTheReferenceService(t *testing.T) {
 		"no such key":                      {[]entry{{"user", "7"}}, ""},
 		"other key first":                  {[]entry{{"user", "7"}, {"partner", "acme"}}, ""},
 		"nested prefix":                    {[]entry{{"nested", ""}, {"deep", "abc"}}, "hour"},
-		"nested, none of the prefix":       {[]entry{{"nested", ""}, {"deep", "bcd"}}, ""},
-		"an empty value of any":            {[]entry{{"partner", ""}}, "edge:partner_"},
+		"nested, without the prefix":       {[]entry{{"nested", ""}, {"deep", "bcd"}}, ""},
+		"an empty value for any value":     {[]entry{{"partner", ""}}, "edge:partner_"},
 		"a key that looks like key_value":  {[]entry{{"generic_key_checkout", ""}}, ""},
 		"stars in the middle":              {[]entry{{"path", "/v2/users/7"}}, "minute"},
-		"stars for nothing":                {[]entry{{"path", "/v/users/"}}, "minute"},
-		"a text too few":                   {[]entry{{"path", "/v2/users"}}, ""},
+		"stars that match nothing":         {[]entry{{"path", "/v/users/"}}, "minute"},
+		"a part of the pattern is missing": {[]entry{{"path", "/v2/users"}}, ""},
 		"texts that overlap":               {[]entry{{"path", "/vusers/"}}, ""},
 		"a value that looks like a prefix": {[]entry{{"remote_address", "192.168.*"}}, "second"},
 	} {
@@ -65,9 +65,9 @@ func TestDescriptorsMatchAsInTheReferenceService(t *testing.T) {
 		require.Equal(t, c.want, got, name)
 	}
 	_, named := root.match([]entry{{"remote_address", "192.168.7.7"}})
-	require.Equal(t, []entry{{"remote_address", "192.168.*"}}, named, "all of the pattern share one limit")
+	require.Equal(t, []entry{{"remote_address", "192.168.*"}}, named, "all values of the pattern share one limit")
 	_, named = root.match([]entry{{"nested", "x"}, {"deep", "abc"}})
-	require.Equal(t, []entry{{"nested", "x"}, {"deep", "abc"}}, named, "each value has its own")
+	require.Equal(t, []entry{{"nested", "x"}, {"deep", "abc"}}, named, "each value has its own limit")
 }
 
 func TestEveryProblemOfAFileIsNamed(t *testing.T) {
@@ -100,20 +100,20 @@ func TestEveryProblemOfAFileIsNamed(t *testing.T) {
 			"descriptors[0].rate_limit.requests_per_unit: line 2: 0.5 is not a whole number"},
 		"odd placeholder": {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "{user}"}}]}`,
 			"{user} is not one of {domain}"},
-		"value of no entry": {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "{value:j}"}}]}`,
+		"value of an unknown key": {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "{value:j}"}}]}`,
 			`no descriptor down to here has the key "j"`},
-		"open brace":        {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a{value"}}]}`, "an opening brace"},
-		"close brace":       {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a}"}}]}`, "a closing brace"},
-		"values together":   {`{domain: d, descriptors: [{key: k, descriptors: [{key: j, rate_limit: {bucket: "{value:k}{value}"}}]}]}`, "descriptors[0].descriptors[0].rate_limit.bucket"},
-		"shadow of nothing": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, descriptors: [{key: j, rate_limit: {bucket: b}}]}]", "go with a rate_limit"},
-		"shadow and quota":  {"domain: d\ndescriptors: [{key: k, shadow_mode: true, quota_mode: true, rate_limit: {bucket: b}}]", "exclude each other"},
-		"share of one value": {"domain: d\ndescriptors: [{key: k, value: v, share_threshold: true, rate_limit: {bucket: b}}]",
+		"open brace":       {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a{value"}}]}`, "an opening brace"},
+		"close brace":      {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a}"}}]}`, "a closing brace"},
+		"values together":  {`{domain: d, descriptors: [{key: k, descriptors: [{key: j, rate_limit: {bucket: "{value:k}{value}"}}]}]}`, "descriptors[0].descriptors[0].rate_limit.bucket"},
+		"shadow, no limit": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, descriptors: [{key: j, rate_limit: {bucket: b}}]}]", "go with a rate_limit"},
+		"shadow and quota": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, quota_mode: true, rate_limit: {bucket: b}}]", "exclude each other"},
+		"share, no star": {"domain: d\ndescriptors: [{key: k, value: v, share_threshold: true, rate_limit: {bucket: b}}]",
 			"it goes with a value that has a *"},
 		"a star in a key": {"domain: d\ndescriptors: [{key: 'k*', rate_limit: {bucket: b}}]", "not in a key"},
 		"odd metadata": {"domain: d\ndescriptors: [{key: k, metadata: {a: 2026-11-22}, rate_limit: {bucket: b}}]",
 			"metadata: proto"},
 		"metadata alone": {"domain: d\ndescriptors: [{key: k, metadata: {a: b}}]", "go with a rate_limit"},
-		"unlimited up to": {"domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, up_to: true}}]",
+		"unlimited with up_to": {"domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, up_to: true}}]",
 			"want one of"},
 		"replaces itself": {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b, name: n, replaces: [{name: n}]}}]",
 			"rate_limit.replaces[0]: want the name of another"},

@@ -73,10 +73,10 @@ func TestDescriptorsAreAskedInOneRoundTrip(t *testing.T) {
 		over  bool
 		fails bool
 	}{
-		"all admit":          {nil, roundTrip, false, false},
-		"one denies":         {map[string]int64{"user:7": 0}, 2 * roundTrip, true, false},
-		"one is unavailable": {map[string]int64{"user:7": -1}, 2 * roundTrip, false, true},
-		"the last one":       {map[string]int64{"user:15": 0}, 2 * roundTrip, true, false},
+		"all admit":           {nil, roundTrip, false, false},
+		"one denies":          {map[string]int64{"user:7": 0}, 2 * roundTrip, true, false},
+		"one is unavailable":  {map[string]int64{"user:7": -1}, 2 * roundTrip, false, true},
+		"the last one denies": {map[string]int64{"user:15": 0}, 2 * roundTrip, true, false},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			buckets := &farAway{left: make(map[string]int64)}

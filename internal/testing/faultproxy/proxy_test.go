@@ -535,7 +535,7 @@ func TestRedisScriptRunsOnceWhenItsReplyIsLost(t *testing.T) {
 	}
 	require.NoError(t, c.Eval(t.Context(), "return redis.call('INCR', KEYS[1])", []string{"k"}).Err())
 	require.Equal(t, 3, p.LostReplies())
-	require.Equal(t, "4", s.Client().Get(t.Context(), "k").Val(), "every script ran, also those without a reply")
+	require.Equal(t, "4", s.Client().Get(t.Context(), "k").Val(), "every script ran, even without a reply")
 }
 
 func TestRedisCallTimesOutInABlackHole(t *testing.T) {

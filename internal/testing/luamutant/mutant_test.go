@@ -58,7 +58,7 @@ return n == 9007199254740992 and room(p) or 'a' .. n
 		{"s: n == 9007199254740992 -> n ~= 9007199254740992 in " + last, 8},
 		{"s: 9007199254740992 -> 9007199254740991 in " + last, 8},
 	}, got)
-	require.Len(t, texts, len(mutants), "each is another script")
+	require.Len(t, texts, len(mutants), "each mutant is another script")
 	require.Equal(t, `--#include shared/policy
 local n, busy = ARGV[1] + 0, true
 local function room(p)

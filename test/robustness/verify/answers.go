@@ -14,7 +14,7 @@ func (h *bucketHistory) checkAnswers(r *Result) {
 	granted := map[string]record.Op{}
 	for _, op := range h.ops {
 		if op.Result == record.Done && op.Leave > 0 && op.Left < op.Leave && !op.Leased && op.Fallback == 0 && !op.Shadow {
-			r.violate(Leave, h.bucket.Key, "%s was to leave %d, and left %d", op.Client, op.Leave, op.Left)
+			r.violate(Leave, h.bucket.Key, "%s had to leave %d tokens, and left %d", op.Client, op.Leave, op.Left)
 		}
 		// After a loss, a plain client may create a key without a policy, until a refiller creates the bucket again.
 		lost := h.bucket.Plain && h.effect(0, op.Return, record.Lose)
@@ -27,7 +27,7 @@ func (h *bucketHistory) checkAnswers(r *Result) {
 		first, again := granted[op.Request]
 		forgotten := h.effect(first.Call, op.Return, record.Lose, record.Rollback, record.Clock)
 		if again && !forgotten && (op.Result == record.Denied || op.Result == record.Done && op.Taken != first.Taken) {
-			r.violate(Once, h.bucket.Key, "request %s took %d, and made again it is %s with %d", op.Request, first.Taken,
+			r.violate(Once, h.bucket.Key, "request %s took %d, and its repetition is %s with %d", op.Request, first.Taken,
 				op.Result, op.Taken)
 		}
 		if op.Taken > 0 {

@@ -20,7 +20,7 @@ func (h *bucketHistory) checkIndex(r *Result) {
 			continue
 		}
 		if expected := w.call.Version; expected.Index != w.version.Index-1 || expected.Era != w.version.Era {
-			r.violate(Index, h.bucket.Key, "%s won index %d with what it knew of era %d, index %d", w.replica,
+			r.violate(Index, h.bucket.Key, "%s won index %d from the older version of era %d, index %d", w.replica,
 				w.version.Index, expected.Era, expected.Index)
 		}
 	}

@@ -86,7 +86,7 @@ func (h *bucketHistory) checkStock(r *Result) {
 			held = s.Held
 		}
 		if s.Tokens+held > t.Capacity {
-			r.violate(Stock, h.bucket.Key, "%d tokens, and %d held that count, above the capacity %d", s.Tokens, held,
+			r.violate(Stock, h.bucket.Key, "%d tokens and %d held tokens exceed the capacity %d", s.Tokens, held,
 				t.Capacity)
 		}
 	}

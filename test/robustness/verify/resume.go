@@ -142,7 +142,7 @@ func (h *bucketHistory) checkNeighbours(r *Result) {
 		}
 		for _, line := range h.run.Lines {
 			if line.Bucket == h.bucket.Key && line.Message == refused && line.At >= f.Start && line.At <= f.End {
-				r.violate(Neighbours, h.bucket.Key, "%s says that it %q, and it is another one that is forbidden",
+				r.violate(Neighbours, h.bucket.Key, "%s logs %q of this bucket, but another bucket is forbidden",
 					line.Replica, refused)
 			}
 		}
@@ -209,6 +209,6 @@ func (h *bucketHistory) checkSaidOnce(r *Result, f record.Fault) {
 		return l.Bucket == h.bucket.Key &&
 			l.Message == refused
 	}) {
-		r.violate(Neighbours, h.bucket.Key, "no log says that it can't be refilled")
+		r.violate(Neighbours, h.bucket.Key, "no log reports that the bucket can't be refilled")
 	}
 }

@@ -174,7 +174,7 @@ func TestATrueRecordPasses(t *testing.T) {
 			require.Empty(t, result.Remarks)
 			require.Equal(t, 1, result.Decided)
 			require.Greater(t, result.Slack, 0.8,
-				"the bound is no looser than it must be: a consumer that takes all there is comes close to it")
+				"the bound is tight, since a consumer that takes all tokens comes close to it")
 			require.LessOrEqual(t, result.Slack, 1.0)
 		})
 	}
@@ -182,7 +182,7 @@ func TestATrueRecordPasses(t *testing.T) {
 
 func TestATakeThatWasSentBeforeALossMayHaveComeAfterIt(t *testing.T) {
 	t.Parallel()
-	for name, answered := range map[string]int64{"before it": -1e6, "after it": 1e6} {
+	for name, answered := range map[string]int64{"answered before the loss": -1e6, "answered after the loss": 1e6} {
 		s := simulate(t, full)
 		lost := start + int64(1e9)
 		s.Faults[0] = record.Fault{Name: "evicted", Start: lost, End: lost, Effect: record.Lose, Key: "k",
@@ -216,7 +216,7 @@ func TestWritesThatLeaveNoTraceAreNotJudged(t *testing.T) {
 	}
 	result := s.judge(t)
 	require.Empty(t, result.Violations)
-	require.Equal(t, 1, result.Decided, "the order of the calls before is found")
+	require.Equal(t, 1, result.Decided, "the order of the earlier calls is decided")
 	require.Len(t, result.Remarks, 1)
 }
 
@@ -338,7 +338,7 @@ func TestAStarvedFlowIsNoticed(t *testing.T) {
 	for i := range s.Ops {
 		s.Ops[i].Other = s.Ops[i].Result == record.Denied
 	}
-	require.NotContains(t, s.judge(t).Broken(), verify.Fair, "what another bucket denies says nothing of this one")
+	require.NotContains(t, s.judge(t).Broken(), verify.Fair, "denials of another bucket don't count for this bucket")
 }
 
 // TestWhatTheRecordDoesNotReachIsNotJudged ends a fault shortly before the end of the record. So refills may have gone
@@ -471,7 +471,7 @@ func TestAClockThatJumpsBringsAsManyInstantsAsFillTheBucket(t *testing.T) {
 	s.Faults = []record.Fault{{Name: "clock", Start: start + 446e6, End: start + 449e6, Effect: record.Clock, Jump: jump}}
 	result := s.judge(t)
 	require.Empty(t, result.Violations)
-	require.Greater(t, result.Slack, 0.85, "the bound is no looser than it must be")
+	require.Greater(t, result.Slack, 0.85, "the bound is tight")
 }
 
 // If a take finds that a template's bucket isn't in the active set, the bucket's credit begins anew. The entry may be
