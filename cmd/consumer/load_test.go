@@ -68,7 +68,7 @@ func TestLoadKeepsTheBoundIfARefillCreditsTimeBeforeTheRun(t *testing.T) {
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	r := o.json(t)
 	require.Greater(t, r["admitted"], capacity+perSecond*r["elapsed_s"].(float64),
-		"the bound includes the time before the run")
+		"tokens that fell due before the run are admitted, too")
 	require.Equal(t, true, r["within_bound"], o.stdout)
 }
 

@@ -359,7 +359,7 @@ func TestALazyTakeReturnsWhenToComeAgain(t *testing.T) {
 			require.InDelta(t, want, *r.NextMS, 60_000, name)
 		}
 		require.InDelta(t, 3_600_000, *door.peek("api", "u").NextMS, 60_000, name)
-		require.Nil(t, door.take("hourly", "u", 1).NextMS, "%s: a window has no such time", name)
+		require.Nil(t, door.take("hourly", "u", 1).NextMS, "%s: a window has no time of a next token", name)
 	}
 }
 

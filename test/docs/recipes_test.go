@@ -52,7 +52,7 @@ func TestRecipesOfPoolsRunAsPrinted(t *testing.T) {
 			}
 		})
 	}
-	require.Len(t, sections, played, "this test doesn't play each recipe")
+	require.Len(t, sections, played, "this test plays every recipe")
 }
 
 // recipeBlocks returns the blocks of docs/pools.md that are marked "recipe", by heading.

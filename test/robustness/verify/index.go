@@ -48,12 +48,12 @@ func (h *bucketHistory) checkQuarantine(r *Result) {
 		default:
 			if seen := (policy.Version{Era: f.Era, Index: f.Index}); o.Version.Before(seen) {
 				r.violate(Quarantine, h.bucket.Key,
-					"%s had seen era %d, index %d and was answered %s from era %d, index %d",
+					"%s knew era %d, index %d and got the answer %s from era %d, index %d",
 					f.Replica, f.Era, f.Index, o.Status, o.Version.Era, o.Version.Index)
 			}
 			if o.Status.Wrote() && o.Status != policy.StatusForeign && o.Status != policy.StatusSwitched &&
 				o.Version.Index != f.Index+1 {
-				r.violate(Quarantine, h.bucket.Key, "%s had seen index %d and wrote index %d", f.Replica, f.Index,
+				r.violate(Quarantine, h.bucket.Key, "%s knew index %d and wrote index %d", f.Replica, f.Index,
 					o.Version.Index)
 			}
 		}

@@ -158,7 +158,7 @@ func (h *bucketHistory) checkPace(r *Result, f record.Fault) {
 	slow := h.sampleGap(f.Start, f.End).Microseconds()
 	if most := max(interval, before, slow) * 3 / 2; gap > most {
 		r.violate(Neighbours, h.bucket.Key,
-			"beside a forbidden bucket every other refill came after %dµs or more, before after %dµs; the interval is %dµs",
+			"beside a forbidden bucket half of the refills came after %dµs or more, before it after %dµs; the interval is %dµs",
 			gap, before, interval)
 	}
 }

@@ -60,7 +60,7 @@ func (h *bucketHistory) checkStep(r *Result, steps policy.Steps, before, o polic
 		want = h.policies[o.Fence].Tokens
 		if o.Step < before.Step || o.Step > o.Now || instantAfter(steps, o.Step-1) != o.Step {
 			r.violate(Steps, h.bucket.Key,
-				"index %d goes from the instant %d to %d, which has not come or is none of %s", o.Version.Index,
+				"index %d goes from the instant %d to %d, which is in the future or no instant of %s", o.Version.Index,
 				before.Step, o.Step, steps)
 		}
 	}
