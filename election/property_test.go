@@ -183,19 +183,19 @@ func contend(t *testing.T, seed uint64) {
 	ctx, cancel := context.WithCancel(t.Context())
 	var running sync.WaitGroup
 	for _, m := range members {
-		patience := newDice(seed, m.store.name+"lead")
+		leadDice := newDice(seed, m.store.name+"lead")
 		running.Go(func() {
 			err := m.Run(ctx, func(ctx context.Context, term Term) error {
 				if term.Remaining(time.Now()) <= 0 {
 					return errors.New("won too late")
 				}
 				referee.begins(term)
-				if patience.float() < 0.5 {
-					timing.Sleep(ctx.Done(), patience.upTo(30*time.Second)) // leads for a while and gives up
+				if leadDice.float() < 0.5 {
+					timing.Sleep(ctx.Done(), leadDice.upTo(30*time.Second)) // leads for a while and gives up
 				} else {
 					<-ctx.Done()
 				}
-				time.Sleep(patience.upTo(3 * time.Second)) // winds down slowly
+				time.Sleep(leadDice.upTo(3 * time.Second)) // winds down slowly
 				return nil
 			})
 			if err != nil {

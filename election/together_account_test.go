@@ -300,8 +300,8 @@ func (a *account) judge(calm time.Duration) []error {
 			faults = append(faults, a.judgeCredit()...)
 		}
 	}
-	const forgets = 5 * time.Second // the longest back-off after a failure of a single bucket
-	if gap := a.longest(calm); gap > 3*interval && (a.allowed == 0 || calm-a.allowed > forgets) {
+	const bucketBackoff = 5 * time.Second // the longest back-off after a failure of a single bucket
+	if gap := a.longest(calm); gap > 3*interval && (a.allowed == 0 || calm-a.allowed > bucketBackoff) {
 		faults = append(faults, fmt.Errorf("%s: no refill for %s after the storm", a.key, gap))
 	}
 	if n := len(a.writes); n > 0 {

@@ -146,8 +146,8 @@ func errOf(_ Result, err error) error { return err }
 // known returns what a Client knows of a bucket.
 func known(c *Client, key string) *info { return c.buckets.find(key).known.Load() }
 
-// forgets uses so many other buckets that the Client forgets all buckets that are not in use.
-func forgets(c *Client) {
+// forgetUnused uses so many other buckets that the Client forgets all buckets that are not in use.
+func forgetUnused(c *Client) {
 	for i := 0; i < 4*len(c.buckets.shards)*c.buckets.shards[0].half; i++ {
 		c.buckets.obtain("another " + strconv.Itoa(i))
 	}

@@ -176,7 +176,7 @@ func TestAReservationLeavesItsPercentOfAForgottenBucket(t *testing.T) {
 	rdb, c, end := lined(t, policy.Leave{Percent: 20})
 	_, err := lua.Return(t.Context(), rdb, "line", 15, 0)
 	require.NoError(t, err)
-	forgets(c)
+	forgetUnused(c)
 	r, err := c.Reserve(t.Context(), "line", 1, time.Minute, WithLeavePercent(20))
 	require.NoError(t, err)
 	require.False(t, r.OK)

@@ -359,12 +359,12 @@ func TestBucketsInUseAreNotForgotten(t *testing.T) {
 	c.buckets.wait("line")
 	blk := &block{key: "leased"}
 	require.True(t, c.buckets.addBlock(blk))
-	forgets(c)
+	forgetUnused(c)
 	require.True(t, c.buckets.find("line").waited())
 	require.NotNil(t, c.buckets.find("leased").block.Load())
 	c.buckets.find("line").lines.Load().waiters.Add(-1)
 	c.buckets.removeBlock(blk)
-	forgets(c)
+	forgetUnused(c)
 	require.Equal(t, unseenBucket, c.buckets.find("line"))
 	require.Equal(t, unseenBucket, c.buckets.find("leased"))
 }

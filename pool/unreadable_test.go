@@ -31,7 +31,7 @@ func (w *world) killTheLeader() {
 	w.startProc(p.region, p.name+"'")
 }
 
-// awaitOtherLeader waits until a process other than old leads, and returns it.
+// awaitOtherLeader waits until a process other than old leads, and returns it. Any leader will do if old is nil.
 func (w *world) awaitOtherLeader(old *proc) *proc {
 	for range 200 {
 		if p := w.whoLeads(); p != nil && p != old {

@@ -30,8 +30,8 @@ func (h *bucketHistory) allowed(at int64) time.Duration {
 	return h.run.Meta.Resume + slowness*h.sampleGap(at, at+int64(h.run.Meta.Resume))
 }
 
-// forgets is how long a replica may leave out a bucket whose refill failed while others worked.
-const forgets = 5 * time.Second
+// bucketBackoff is how long a replica may leave out a bucket whose refill failed while others worked.
+const bucketBackoff = 5 * time.Second
 
 func (h *bucketHistory) checkResume(r *Result) {
 	byTime := slices.Clone(h.writes)
@@ -55,7 +55,7 @@ func (h *bucketHistory) checkResume(r *Result) {
 		}
 		allowed := h.allowed(f.End)
 		if f.Effect == record.Forbid && f.Key == h.bucket.Key {
-			allowed += forgets
+			allowed += bucketBackoff
 		}
 		if resumed > allowed && f.End+int64(allowed) < h.disturbed(f.End) && !h.fullOrGone(f.End,
 			f.End+int64(allowed)) {
