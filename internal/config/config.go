@@ -119,7 +119,7 @@ func Load(s Source) (Config, error) {
 	}
 	for _, o := range s.Defaults {
 		if !d.Given(fields.Path(strings.Split(o.Field, "."))) {
-			d.Lay(o)
+			d.AddValue(o)
 		}
 	}
 	if len(s.Shared.Data) > 0 {
@@ -147,7 +147,7 @@ func (s *Source) read(d *fields.Decoder) bool {
 func Connections(env fields.Environment, flags ...Override) (Config, error) {
 	var f file
 	d := fields.New(kinds, &f)
-	d.Lay(Override{Source: "default", Field: "redis.url", Value: redisconn.DefaultURL})
+	d.AddValue(Override{Source: "default", Field: "redis.url", Value: redisconn.DefaultURL})
 	overlay(d, env, flags)
 	c := Config{Region: f.Region}
 	f.Redis.Settle(d, root.Field("redis"))
@@ -163,9 +163,9 @@ func Connections(env fields.Environment, flags ...Override) (Config, error) {
 // overlay replaces the file's values by values of the environment and then by values of the flags. It reports variables
 // that are misspelled.
 func overlay(d *fields.Decoder, env fields.Environment, flags []Override) {
-	d.LayEnvironment(env)
+	d.AddEnvironment(env)
 	for _, o := range flags {
-		d.Lay(o)
+		d.AddValue(o)
 	}
 	var known []string
 	for _, v := range d.Variables() {
@@ -197,7 +197,7 @@ func share(d *fields.Decoder, s Shared, version int64) {
 	if errors.As(shared.Err(), &problems) {
 		d.AddProblems(problems)
 	} else if a.Version > version {
-		d.Over(shared)
+		d.AddDocument(shared)
 	}
 }
 

@@ -66,18 +66,18 @@ type Override struct {
 	Secret bool   // Value is the secret itself, although the field is for the name of the secret's file
 }
 
-// Lay adds a layer of a single value.
-func (d *Decoder) Lay(o Override) {
-	n := laid(o.Value, o.Secret)
+// AddValue adds a layer of a single value.
+func (d *Decoder) AddValue(o Override) {
+	n := overrideNode(o.Value, o.Secret)
 	names := strings.Split(o.Field, ".")
 	for _, name := range slices.Backward(names) {
-		n = &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{laid(name, false), n}}
+		n = &yaml.Node{Kind: yaml.MappingNode, Content: []*yaml.Node{overrideNode(name, false), n}}
 	}
 	d.add(&layer{o.Source, n})
 }
 
-// Over adds the document that another Decoder has read, as a layer.
-func (d *Decoder) Over(other *Decoder) { d.add(other.layers[0]) }
+// AddDocument adds the document that another Decoder has read, as a layer.
+func (d *Decoder) AddDocument(other *Decoder) { d.add(other.layers[0]) }
 
 func (d *Decoder) add(l *layer) {
 	d.forget(l.root, nil)
@@ -169,9 +169,9 @@ func (d *Decoder) field(l *layer, n *yaml.Node, v reflect.Value, f *field, at Pa
 // list fills a list of structs or of single values.
 func (d *Decoder) list(l *layer, n *yaml.Node, v reflect.Value, f *field, at Path) {
 	items := n.Content
-	if n.Kind == yaml.ScalarNode && IsLaid(n) {
+	if n.Kind == yaml.ScalarNode && IsOverride(n) {
 		for item := range strings.SplitSeq(n.Value, ",") {
-			items = append(items, laid(strings.TrimSpace(item), false))
+			items = append(items, overrideNode(strings.TrimSpace(item), false))
 		}
 	} else if n.Kind != yaml.SequenceNode {
 		d.report(l, n, at, "want a list, whose items begin with a dash, not "+show(n))
@@ -235,8 +235,8 @@ func (d *Decoder) require(v reflect.Value, at Path) {
 	}
 }
 
-// Layer returns the number of the layer whose value a field has, from 1; 0 if no layer has the field.
-func (d *Decoder) Layer(at Path) int {
+// LayerOf returns the number of the layer whose value a field has, from 1; 0 if no layer has the field.
+func (d *Decoder) LayerOf(at Path) int {
 	for i, l := range slices.Backward(d.layers) {
 		if _, found := l.locate(at); found {
 			return i + 1
@@ -246,7 +246,7 @@ func (d *Decoder) Layer(at Path) int {
 }
 
 // Given reports whether a layer has the field, with a valid value or not.
-func (d *Decoder) Given(at Path) bool { return d.Layer(at) > 0 }
+func (d *Decoder) Given(at Path) bool { return d.LayerOf(at) > 0 }
 
 // Valid reports whether there is no problem at a path or below it.
 func (d *Decoder) Valid(at Path) bool { return len(d.invalid) == 0 || !d.invalid[at.String()] }
@@ -255,7 +255,7 @@ func (d *Decoder) Valid(at Path) bool { return len(d.invalid) == 0 || !d.invalid
 // section above the field.
 func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
 	for n := len(at); n >= 0; n-- {
-		if number := d.Layer(at[:n]); number > 0 {
+		if number := d.LayerOf(at[:n]); number > 0 {
 			if n == 0 {
 				number = 1
 			}
@@ -269,7 +269,7 @@ func (d *Decoder) where(at Path) (*layer, *yaml.Node) {
 // Where returns the place of a value, for messages about another value.
 func (d *Decoder) Where(at Path) string {
 	switch l, n := d.where(at); {
-	case IsLaid(n):
+	case IsOverride(n):
 		return "in " + l.source
 	case l == d.layers[0]:
 		return fmt.Sprintf("on line %d", n.Line)

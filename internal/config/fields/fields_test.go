@@ -44,10 +44,10 @@ func TestALaterLayerCountsMore(t *testing.T) {
 	require.True(t, d.Read("file", []byte("server: {address: a, timeout: soon}\nrooms: [{size: 10}, {name: x}]\nparts: {p: , q: {weight: 1}}\n")))
 	shared := fields.New(kinds, &shape{})
 	require.True(t, shared.Read("shared", []byte("rooms: [{name: y, size: 2}]\n")))
-	d.Over(shared)
-	d.LayEnvironment(fields.EnvironmentOf([]string{"REFILLER_SERVER_URL=b", "REFILLER_OTHER_URL=c",
+	d.AddDocument(shared)
+	d.AddEnvironment(fields.EnvironmentOf([]string{"REFILLER_SERVER_URL=b", "REFILLER_OTHER_URL=c",
 		"REFILLER_MEMBERS=m, n", "REFILLER_SERVER_PASSWORD="}))
-	d.Lay(fields.Override{Source: "--server", Field: "server.address", Value: "d"})
+	d.AddValue(fields.Override{Source: "--server", Field: "server.address", Value: "d"})
 	d.Require()
 	require.EqualError(t, d.Err(), `file:1:31: server.timeout: "soon" is not a duration from 0s to 1m, such as 100ms or 5s`,
 		"errors in replaced values are not reported")

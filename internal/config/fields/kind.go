@@ -39,8 +39,8 @@ func (k Kinds) And(others Kinds) Kinds {
 // secretTag is the YAML tag of a value that is the secret itself, not the name of the secret's file.
 const secretTag = "secret"
 
-// laid returns a node for the value of a variable or a flag. It has no line.
-func laid(text string, secret bool) *yaml.Node {
+// overrideNode returns a node for the value of a variable or a flag. It has no line.
+func overrideNode(text string, secret bool) *yaml.Node {
 	n := &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: text}
 	if secret {
 		n.Tag = secretTag
@@ -48,8 +48,8 @@ func laid(text string, secret bool) *yaml.Node {
 	return n
 }
 
-// IsLaid reports whether a node is the value of a variable or a flag.
-func IsLaid(n *yaml.Node) bool { return n.Line == 0 }
+// IsOverride reports whether a node is the value of a variable or a flag.
+func IsOverride(n *yaml.Node) bool { return n.Line == 0 }
 
 // show returns a node as messages show it: the kind of the node, or the scalar as it is written.
 func show(n *yaml.Node) string {

@@ -145,7 +145,7 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 func (d *Decoder) setDefault(s *shape, f *field) {
 	switch v := s.defaults.FieldByIndex(f.index); {
 	case f.initial != "":
-		if wrong := f.set(v, laid(f.initial, false)); wrong != "" {
+		if wrong := f.set(v, overrideNode(f.initial, false)); wrong != "" {
 			panic(fmt.Sprintf("fields: the default of %s: %s", f.name, wrong))
 		}
 	case f.section() != nil && v.Kind() == reflect.Struct:

@@ -85,11 +85,11 @@ func (d *Decoder) variable(at Path, secret bool) string {
 	return ""
 }
 
-// LayEnvironment adds a layer for each variable that is set.
-func (d *Decoder) LayEnvironment(e Environment) {
+// AddEnvironment adds a layer for each variable that is set.
+func (d *Decoder) AddEnvironment(e Environment) {
 	for _, v := range d.Variables() {
 		if value := e[v.Name]; value != "" {
-			d.Lay(Override{Source: v.Name, Field: v.Field, Value: value, Secret: v.Secret})
+			d.AddValue(Override{Source: v.Name, Field: v.Field, Value: value, Secret: v.Secret})
 		}
 	}
 }

@@ -31,7 +31,7 @@ func urlKind() fields.Kind {
 		switch {
 		case err != nil:
 			return nil, strings.TrimPrefix(err.Error(), ErrURL.Error()+" ")
-		case !u.Password.IsZero() && !fields.IsLaid(n):
+		case !u.Password.IsZero() && !fields.IsOverride(n):
 			return nil, "a password has no place in this file: name its own file in password_file, " +
 				"or put it in REFILLER_REDIS_PASSWORD"
 		}
@@ -44,11 +44,11 @@ func urlKind() fields.Kind {
 // the credentials of earlier layers.
 func (o *Options) Settle(d *fields.Decoder, at fields.Path) {
 	if o.URL.Username != "" || !o.URL.Password.IsZero() {
-		url := d.Layer(at.Field("url"))
-		if d.Layer(at.Field("username")) < url {
+		url := d.LayerOf(at.Field("url"))
+		if d.LayerOf(at.Field("username")) < url {
 			o.Username = ""
 		}
-		if d.Layer(at.Field("password_file")) < url {
+		if d.LayerOf(at.Field("password_file")) < url {
 			o.Password = credential.Password{}
 		}
 	}
@@ -71,10 +71,10 @@ func Variables() []fields.Variable { return fields.New(Kinds, &section{}).Variab
 func FromCommandLine(e fields.Environment, flags ...fields.Override) (Options, error) {
 	var s section
 	d := fields.New(Kinds, &s)
-	d.Lay(fields.Override{Source: "default", Field: "redis.url", Value: DefaultURL})
-	d.LayEnvironment(e)
+	d.AddValue(fields.Override{Source: "default", Field: "redis.url", Value: DefaultURL})
+	d.AddEnvironment(e)
 	for _, f := range flags {
-		d.Lay(f)
+		d.AddValue(f)
 	}
 	s.Redis.Settle(d, fields.Path{"redis"})
 	var known []string
