@@ -52,11 +52,11 @@ func resetCommand(e env) *cobra.Command {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return reset(ctx, rdb, args[0], n)
 			}
-			var what []any
+			var details []any
 			if n >= 0 {
-				what = []any{"tokens", n}
+				details = []any{"tokens", n}
 			}
-			return op.run(cmd.Context(), args[0], what, act)
+			return op.run(cmd.Context(), args[0], details, act)
 		},
 	}
 	op.flags(cmd)
@@ -131,11 +131,11 @@ func (o *operation) reach(ctx context.Context, timeout time.Duration,
 	return act(ctx, rdb, server)
 }
 
-// audited writes an audit line to the log. The arguments what and outcome describe the action and its result. If err
+// audited writes an audit line to the log. The arguments details and outcome describe the action and its result. If err
 // isn't nil, audited returns it with the verb and the key in front.
-func (o *operation) audited(key, server string, what, outcome []any, err error) error {
+func (o *operation) audited(key, server string, details, outcome []any, err error) error {
 	log := auditLogger(o.env, o.logConfig)
-	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, what,
+	fields := slices.Concat([]any{"action", o.verb, "bucket", key}, details,
 		[]any{"operator", operatorOf(o.env, o.operator), "reason", o.reason, "redis", server})
 	if err != nil {
 		log.Error("operator action failed", append(fields, "error", err)...)
@@ -145,9 +145,9 @@ func (o *operation) audited(key, server string, what, outcome []any, err error) 
 	return nil
 }
 
-// run calls act. It writes an audit line to the log, and the reply to stdout. The argument what is the part of the
+// run calls act. It writes an audit line to the log, and the reply to stdout. The argument details is the part of the
 // audit line that describes the action.
-func (o *operation) run(ctx context.Context, key string, what []any,
+func (o *operation) run(ctx context.Context, key string, details []any,
 	act func(context.Context, redis.UniversalClient) (lua.OperatorReply, error)) error {
 	if err := lua.CheckKey(key); err != nil {
 		return cli.Usage(err)
@@ -156,9 +156,9 @@ func (o *operation) run(ctx context.Context, key string, what []any,
 		reply, err := act(ctx, rdb)
 		outcome := []any{"held", reply.Tokens, "clamped", reply.Clamped, "index", reply.Version.Index}
 		if err != nil && reply.Version.Index > 0 { // the bucket was changed, but a later step failed
-			what = slices.Concat(what, outcome)
+			details = slices.Concat(details, outcome)
 		}
-		if err := o.audited(key, server, what, outcome, err); err != nil {
+		if err := o.audited(key, server, details, outcome, err); err != nil {
 			return err
 		}
 		if o.output == "json" {
@@ -177,14 +177,14 @@ func (o *operation) run(ctx context.Context, key string, what []any,
 // doesn't identify a person.
 const operatorVariable = "REFILLER_OPERATOR"
 
-// operatorOf returns the operator's name for the audit line. It is the argument named, or the value of operatorVariable
-// if named is empty. If both are empty, it is the user that runs the program.
-func operatorOf(e env, named string) string {
-	if named == "" {
-		named = e.Environ[operatorVariable]
+// operatorOf returns the operator's name for the audit line. It is the argument name, or the value of operatorVariable
+// if name is empty. If both are empty, it is the user that runs the program.
+func operatorOf(e env, name string) string {
+	if name == "" {
+		name = e.Environ[operatorVariable]
 	}
-	if named != "" {
-		return named
+	if name != "" {
+		return name
 	}
 	u, err := user.Current()
 	if err != nil {

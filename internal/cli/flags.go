@@ -33,24 +33,24 @@ func NewValue(kind, initial string, read func(string) error) pflag.Value {
 	return value{kind, initial, read}
 }
 
-// Whole returns the value of a flag for a whole number from least to most, which it stores in n. The help shows the
-// present value of n as the default, unless it is below least.
-func Whole(kind string, n *int64, least, most int64) pflag.Value {
+// Whole returns the value of a flag for a whole number from lowest to highest, which it stores in n. The help shows the
+// present value of n as the default, unless it is below lowest.
+func Whole(kind string, n *int64, lowest, highest int64) pflag.Value {
 	initial := ""
-	if *n >= least {
+	if *n >= lowest {
 		initial = strconv.FormatInt(*n, 10)
 	}
 	return NewValue(kind, initial, func(s string) (err error) {
-		*n, err = ParseWhole(s, least, most)
+		*n, err = ParseWhole(s, lowest, highest)
 		return err
 	})
 }
 
-// ParseWhole parses a whole number from least to most.
-func ParseWhole(s string, least, most int64) (int64, error) {
+// ParseWhole parses a whole number from lowest to highest.
+func ParseWhole(s string, lowest, highest int64) (int64, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
-	if err != nil || n < least || n > most {
-		return 0, fmt.Errorf("want a whole number from %d to %d", least, most)
+	if err != nil || n < lowest || n > highest {
+		return 0, fmt.Errorf("want a whole number from %d to %d", lowest, highest)
 	}
 	return n, nil
 }
