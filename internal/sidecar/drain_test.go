@@ -48,7 +48,7 @@ func waitingBench(t *testing.T, drain Drain, due time.Duration) (b *bench, overH
 	go func() {
 		r, err := refillerv1.NewBucketsClient(conn).Wait(t.Context(), &refillerv1.WaitRequest{Key: "mail"})
 		if err == nil && !r.GetOk() {
-			t.Errorf("denied: %v", r)
+			t.Errorf("the take was denied: %v", r)
 		}
 		errs <- err
 	}()

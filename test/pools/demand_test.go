@@ -35,7 +35,7 @@ func TestSharesFollowDemand(t *testing.T) {
 	has := func() float64 { return inForce(us.read(t.Context())) }
 	var times []time.Duration
 	for i := range *steps + 1 {
-		w.eventually("the demand before is forgotten", func() bool { return has() > 0 && has() < 0.4*rate })
+		w.eventually("the earlier demand is forgotten", func() bool { return has() > 0 && has() < 0.4*rate })
 		wait(t, time.Duration(w.rng.Int64N(int64(time.Second)))) // so that the demand rises at any point of a period
 		before, began := has(), time.Now()
 		us.wants.Store(much)

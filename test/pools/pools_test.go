@@ -293,7 +293,7 @@ func TestARegionThatIsCutOffKeepsItsFloorAndComesBack(t *testing.T) {
 		l.Cut()
 	}
 	w.eventually("I3: us falls to its floor", func() bool { return inForce(us.read(t.Context())) == floor })
-	w.eventually("the others get the rest", func() bool {
+	w.eventually("the other regions get the rest", func() bool {
 		ap, eu := w.regions[0], w.regions[1]
 		return served(ap) && served(eu) && inForce(ap.read(t.Context()))+inForce(eu.read(t.Context())) > 0.99*(rate-floor)
 	})

@@ -51,15 +51,15 @@ func TestChangesAreReportedHoweverTheyAreMade(t *testing.T) {
 	changed := watched(t, path, time.Hour)
 
 	write(t, path, "2")
-	await(t, changed, "written in place")
+	await(t, changed, "the file was written in place")
 
 	write(t, path+".new", "3")
 	require.NoError(t, os.Rename(path+".new", path))
-	await(t, changed, "replaced by a rename")
+	await(t, changed, "the file was replaced by a rename")
 
 	require.NoError(t, os.Remove(path))
 	write(t, path, "4")
-	await(t, changed, "removed and written again")
+	await(t, changed, "the file was removed and written again")
 
 	require.NoError(t, os.Remove(path))
 	write(t, path, "4")

@@ -38,7 +38,7 @@ func TestTheSharesOfAllRegionsAreStacked(t *testing.T) {
 	require.Equal(t, "M1 12.0V6.0H2V12.0ZM2 18.0V6.0H3V18.0Z", stack[1].Path, "eu is stacked on ap")
 	require.Equal(t, "M0 12.0V0.0H1V12.0Z", stack[2].Path)
 	require.Equal(t, 0.5, *stack[0].Now)
-	require.Equal(t, 0.5, *stack[1].Now, "a slot without a report has the last known share")
+	require.Equal(t, 0.5, *stack[1].Now, "a last slot without a report has the share before it")
 	require.Nil(t, stack[2].Now, "us has not reported for long")
 	require.Equal(t, []int{0, 1, 2}, []int{stack[0].Colour, stack[1].Colour, stack[2].Colour})
 	require.Empty(t, Share{}.Stack())

@@ -57,7 +57,7 @@ func TestClusterServesKeysOfAllMasters(t *testing.T) {
 	}
 	require.Len(t, owners, 3)
 
-	t.Run("move of a slot answers ask and then moved", func(t *testing.T) {
+	t.Run("a slot that moves answers ask and then moved", func(t *testing.T) {
 		const key, absent = "{key0}", "{key0}:absent"
 		slot := c.Slot(key)
 		from := c.Owner(slot)
@@ -88,7 +88,7 @@ func TestClusterServesKeysOfAllMasters(t *testing.T) {
 		require.ErrorContains(t, c.MoveSlot(16384, to), "0..16383")
 	})
 
-	t.Run("others serve their slots while a master is down", func(t *testing.T) {
+	t.Run("other masters serve their slots while a master is down", func(t *testing.T) {
 		var keys []string // one key of each master
 		for _, n := range c.Nodes() {
 			for i := 0; len(keys) < 3; i++ {
