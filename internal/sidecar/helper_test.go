@@ -363,7 +363,7 @@ func always(d time.Duration) func() time.Duration { return func() time.Duration 
 // apiOf returns a handler that serves only HTTP, with the client.
 func apiOf(client *fetch.Client) *httpapi.Handler {
 	l := DefaultLimits()
-	none := limits.Door{InForce: func() *limits.Set { return nil }, Deadline: always(patience)}
+	none := limits.Access{InForce: func() *limits.Set { return nil }, Deadline: always(patience)}
 	return httpapi.New(httpapi.Config{
 		Client: client, Limits: none, Body: l.Body, Wait: l.Wait, Patience: l.Patience, Logger: hclog.NewNullLogger(),
 	})

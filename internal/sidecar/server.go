@@ -100,7 +100,7 @@ func Listen(opts Options) (*Server, error) {
 	}
 	api := httpapi.New(httpapi.Config{
 		Envoy:  decide,
-		Client: opts.Client, Limits: s.door(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
+		Client: opts.Client, Limits: s.access(), Body: opts.Limits.Body, Wait: opts.Limits.Wait,
 		Patience: opts.Limits.Patience, Metrics: counts, Logger: s.log,
 	})
 	s.http = s.newHTTP(s.withServerPages(newTracer(opts.Traces).http(s.admit(api))), opts.TLS)
@@ -115,8 +115,8 @@ func (s *Server) UseEnvoy(limits *envoy.Limits) { s.envoy.Use(limits) }
 // UseLimits puts other named limits in force.
 func (s *Server) UseLimits(named *limits.Set) { s.limits.Store(named) }
 
-func (s *Server) door() limits.Door {
-	return limits.Door{InForce: s.limits.Load, Deadline: s.opts.CallDeadline}
+func (s *Server) access() limits.Access {
+	return limits.Access{InForce: s.limits.Load, Deadline: s.opts.CallDeadline}
 }
 
 // HTTPAddrs returns the addresses for HTTP, in the order of the options.
@@ -187,7 +187,7 @@ func (s *Server) newGRPC() *grpc.Server {
 	}
 	srv := grpc.NewServer(opts...)
 	refillerv1.RegisterBucketsServer(srv, &grpcapi.Buckets{Client: s.opts.Client, Longest: l.Wait})
-	refillerv1.RegisterLimitsServer(srv, &grpcapi.Limits{Door: s.door(), Metrics: s.metrics})
+	refillerv1.RegisterLimitsServer(srv, &grpcapi.Limits{Access: s.access(), Metrics: s.metrics})
 	if s.opts.Envoy != nil {
 		s.envoy = envoy.NewServer(s.opts.Envoy, s.opts.Client, s.metrics, s.log)
 		rls.RegisterRateLimitServiceServer(srv, s.envoy)

@@ -17,7 +17,7 @@ import (
 // Limits serves limits by name over gRPC.
 type Limits struct {
 	refillerv1.UnimplementedLimitsServer // for methods that a later version of the interface adds
-	Door                                 limits.Door
+	Access                               limits.Access
 	Metrics                              *metrics.Metrics // nil if nothing is counted
 }
 
@@ -128,7 +128,7 @@ func (s *Limits) ask(
 
 // call makes a call to the limit that a request names. It returns errors of gRPC.
 func (s *Limits) call(ctx context.Context, req request, do func(context.Context, *limits.Limit) error) error {
-	l, ctx, cancel, err := s.Door.Open(ctx, req.GetName())
+	l, ctx, cancel, err := s.Access.Open(ctx, req.GetName())
 	if err == nil {
 		defer cancel()
 		err = do(ctx, l)

@@ -35,7 +35,7 @@ const checkPath = "/v1/check"
 // Config has the content and the bounds of a Handler.
 type Config struct {
 	Client   *fetch.Client
-	Limits   limits.Door
+	Limits   limits.Access
 	Envoy    EnvoyDoor        // nil if there are no limits for Envoy
 	Body     int              // the most bytes of a request
 	Wait     time.Duration    // the longest wait for tokens

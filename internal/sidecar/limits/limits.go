@@ -40,19 +40,19 @@ func (s *Set) Get(name string) (*Limit, error) {
 	return nil, fmt.Errorf("%w: %q", call.ErrUnknownLimit, name)
 }
 
-// Door gives the server of a protocol access to limits.
-type Door struct {
+// Access gives the server of a protocol access to limits.
+type Access struct {
 	InForce  func() *Set
 	Deadline func() time.Duration // of a call
 }
 
 // Open returns the limit with a name, and a context for one call to it.
-func (d Door) Open(ctx context.Context, name string) (*Limit, context.Context, context.CancelFunc, error) {
-	l, err := d.InForce().Get(name)
+func (a Access) Open(ctx context.Context, name string) (*Limit, context.Context, context.CancelFunc, error) {
+	l, err := a.InForce().Get(name)
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, l.Timeout(d.Deadline()))
+	ctx, cancel := context.WithTimeout(ctx, l.Timeout(a.Deadline()))
 	return l, ctx, cancel, nil
 }
 
