@@ -103,7 +103,8 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 	f.IntVar(&o.Limits.ClientCalls, "client-calls", o.Limits.ClientCalls, "most calls of one client that run at once")
 	f.IntVar(&o.Limits.Queue, "queue", o.Limits.Queue, "most calls that queue")
 	f.DurationVar(&o.Limits.QueueWait, "queue-wait", o.Limits.QueueWait, "how long a call without a deadline queues")
-	f.IntVar(&o.Limits.Waits, "waits", o.Limits.Waits, "most waits for tokens under way; one client may have half of them")
+	f.IntVar(&o.Limits.TokenWaits, "waits", o.Limits.TokenWaits,
+		"most waits for tokens under way; one client may have half of them")
 	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
 	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
 	f.DurationVar(&o.Limits.ConnectionAge, "max-connection-age", o.Limits.ConnectionAge,

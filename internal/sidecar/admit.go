@@ -19,9 +19,9 @@ func (s *Server) admit(next http.Handler) http.Handler {
 		origin := originOf(connOf(r.Context()).addr, r.TLS)
 		leave := func() {}
 		defer func() { leave() }()
-		began, waits := time.Now(), false
+		began, mayWait := time.Now(), false
 		turn := func(ctx context.Context, a call.Asks) error {
-			waits = a.Waits
+			mayWait = a.MayWait
 			entered, err := s.turns.enter(ctx, origin, a, false)
 			if err == nil {
 				leave = entered
@@ -29,7 +29,7 @@ func (s *Server) admit(next http.Handler) http.Handler {
 			return err
 		}
 		next.ServeHTTP(w, r.WithContext(call.WithTurn(r.Context(), turn)))
-		if !waits {
+		if !mayWait {
 			s.metrics.ObserveCall(httpapi.Door(r), time.Since(began))
 		}
 	})

@@ -66,7 +66,7 @@ func waitFor(ctx context.Context, t *testing.T, client *http.Client, url, key st
 func TestAClientWithTooManyWaitsIsRefusedMoreOfThemAndNothingElse(t *testing.T) {
 	t.Parallel()
 	const most = 4 // of one client
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Waits, o.Limits.Wait = 2*most, time.Hour })
+	b := start(t, func(o *Options, _ *bench) { o.Limits.TokenWaits, o.Limits.Wait = 2*most, time.Hour })
 	b.empty("empty", 10*time.Minute) // with four waiters, the last one waits for 40 minutes
 	b.bucket("checkout", 10)
 
@@ -99,7 +99,7 @@ func TestAClientWithTooManyWaitsIsRefusedMoreOfThemAndNothingElse(t *testing.T) 
 
 func TestWaitsOverGRPCAndHTTPCountTogetherAndHealthIsExempt(t *testing.T) {
 	t.Parallel()
-	b := start(t, func(o *Options, _ *bench) { o.Limits.Waits, o.Limits.Wait = 1, time.Hour })
+	b := start(t, func(o *Options, _ *bench) { o.Limits.TokenWaits, o.Limits.Wait = 1, time.Hour })
 	b.empty("empty", 10*time.Minute)
 	buckets := refillerv1.NewBucketsClient(b.dial())
 	ctx, cancel := context.WithCancel(t.Context())

@@ -54,7 +54,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 		return handler(ctx, req) // health checks need no turn: a server with a busy client is healthy
 	}
 	began, wants := time.Now(), asks(info.FullMethod, req)
-	if !wants.Waits {
+	if !wants.MayWait {
 		defer func() { g.metrics.ObserveCall(doorOf(req), time.Since(began)) }()
 	}
 	ctx, end := g.traces.grpc(ctx, info.FullMethod, doorOf(req))
@@ -78,7 +78,7 @@ func doorOf(req any) string {
 
 // asks returns the description of a request to any of the services.
 func asks(method string, req any) call.Asks {
-	a := call.Asks{Waits: method == refillerv1.Buckets_Wait_FullMethodName}
+	a := call.Asks{MayWait: method == refillerv1.Buckets_Wait_FullMethodName}
 	if m, ok := req.(proto.Message); ok {
 		a.Size = proto.Size(m)
 	}

@@ -224,7 +224,7 @@ func (b *bench) underWay(n int) {
 	b.t.Helper()
 	eventually(b.t, func() bool {
 		_, calls := b.server.turns.calls.Load()
-		_, waits := b.server.turns.waits.Load()
+		_, waits := b.server.turns.tokenWaits.Load()
 		return calls+waits == n
 	}, "calls under way")
 }

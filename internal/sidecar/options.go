@@ -60,8 +60,8 @@ type Limits struct {
 	Queue int
 	// QueueWait is the longest time for which a call without a deadline queues.
 	QueueWait time.Duration
-	// Waits is the largest number of waits for tokens under way. One client may have half of them.
-	Waits int
+	// TokenWaits is the largest number of waits for tokens under way. One client may have half of them.
+	TokenWaits int
 	// Connections is the largest number of connections from one address or process.
 	Connections int
 	// ConnectionAge is the age of a connection at which the client is asked to open another one; 0 means no bound. Without
@@ -92,7 +92,7 @@ type Drain struct {
 func DefaultLimits() Limits {
 	return Limits{
 		Calls: 256, ClientCalls: 128, Queue: 1 << 15,
-		QueueWait: 2 * time.Second, Waits: 4096, Connections: 4096, ConnectionAge: 24 * time.Hour, Body: 64 << 10,
+		QueueWait: 2 * time.Second, TokenWaits: 4096, Connections: 4096, ConnectionAge: 24 * time.Hour, Body: 64 << 10,
 		Wait: time.Minute, Patience: 10 * time.Second,
 	}
 }
@@ -137,7 +137,7 @@ func (o Options) Validate() error {
 	within("--calls", l.Calls, 1, 1<<16)
 	within("--client-calls", l.ClientCalls, 1, 1<<16)
 	within("--queue", l.Queue, 0, 1<<20)
-	within("--waits", l.Waits, 1, 1<<20)
+	within("--waits", l.TokenWaits, 1, 1<<20)
 	within("--client-connections", l.Connections, 1, 1<<16)
 	within("--max-request", l.Body, 1<<10, 4<<20)
 	between("--max-wait", l.Wait, time.Millisecond, time.Hour)

@@ -19,17 +19,17 @@ const placeSize = 2 << 10
 
 // turns admits calls of all protocols. Waits for tokens take long, so they have a separate bound and do not queue.
 type turns struct {
-	calls    *fair.Queue
-	waits    *fair.Queue
-	patience time.Duration // longest time that a call without a deadline queues
-	refusals *refusals
+	calls      *fair.Queue
+	tokenWaits *fair.Queue
+	patience   time.Duration // longest time that a call without a deadline queues
+	refusals   *refusals
 }
 
 func newTurns(l Limits, r *refusals) *turns {
 	return &turns{
-		calls:    fair.New(fair.Bounds{Running: l.Calls, Client: l.ClientCalls, Waiting: l.Queue}),
-		waits:    fair.New(fair.Bounds{Running: l.Waits, Client: l.Waits/2 + l.Waits%2}),
-		patience: l.QueueWait, refusals: r,
+		calls:      fair.New(fair.Bounds{Running: l.Calls, Client: l.ClientCalls, Waiting: l.Queue}),
+		tokenWaits: fair.New(fair.Bounds{Running: l.TokenWaits, Client: l.TokenWaits/2 + l.TokenWaits%2}),
+		patience:   l.QueueWait, refusals: r,
 	}
 }
 
@@ -37,8 +37,8 @@ func newTurns(l Limits, r *refusals) *turns {
 func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed bool) (leave func(), err error) {
 	client := clientOf(origin, a)
 	queue, patience := t.calls, t.patience
-	if a.Waits {
-		queue = t.waits
+	if a.MayWait {
+		queue = t.tokenWaits
 	}
 	if timed {
 		patience = 0
@@ -49,8 +49,8 @@ func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed boo
 		return func() { queue.Leave(client) }, nil
 	case errors.Is(err, fair.ErrClosed):
 		return nil, call.ErrDraining
-	case errors.Is(err, fair.ErrFull) && a.Waits:
-		t.refusals.add(metrics.Waits, client)
+	case errors.Is(err, fair.ErrFull) && a.MayWait:
+		t.refusals.add(metrics.TokenWaits, client)
 		return nil, fmt.Errorf("%w: too many waits are under way", call.ErrBusy)
 	case errors.Is(err, fair.ErrFull):
 		t.refusals.add(metrics.QueueFull, client)
@@ -67,7 +67,7 @@ func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed boo
 
 func (t *turns) close() {
 	t.calls.Close()
-	t.waits.Close()
+	t.tokenWaits.Close()
 }
 
 // refusalsPause is the time between two log entries about refusals of one reason.

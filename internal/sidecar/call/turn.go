@@ -4,10 +4,10 @@ import "context"
 
 // Asks describes a call that is about to run.
 type Asks struct {
-	Key   string // of the bucket or limit, as it is in the request
-	Flow  string // of a take, as it is in the request; empty if the request names none
-	Size  int    // bytes of the request
-	Waits bool   // the call may wait for tokens
+	Key     string // of the bucket or limit, as it is in the request
+	Flow    string // of a take, as it is in the request; empty if the request names none
+	Size    int    // bytes of the request
+	MayWait bool   // the call may wait for tokens
 }
 
 // Turn waits until a call may run.

@@ -242,7 +242,7 @@ func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (ove
 	over, refused := s.verdict(ds, allQuotas)
 	returns := func(d *decision) bool { return d.limited() && d.back }
 	err = atOnce(ds, returns, func(d *decision) error {
-		if d.shadow || !refused && (!over || d.limit.upTo) {
+		if d.returnsHits(over, refused) {
 			return d.answer(d.giveHits(ctx))
 		}
 		return d.answer(d.peek(ctx))
@@ -255,6 +255,12 @@ func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (ove
 		s.giveBack(ctx, ds, refused)
 	}
 	return over, nil
+}
+
+// returnsHits reports whether a descriptor that returns hits does so, or only reads the state of its limit. over and
+// refused are the verdict on the request.
+func (d *decision) returnsHits(over, refused bool) bool {
+	return d.shadow || !refused && (!over || d.limit.upTo)
 }
 
 // verdict reports whether the request is over limit, and whether a descriptor without up_to has refused it. With

@@ -69,7 +69,7 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	asks := call.Asks{
-		Key: r.URL.RawQuery + " " + r.RemoteAddr, Size: len(r.URL.RawQuery), Waits: q.limit.Wait() > 0,
+		Key: r.URL.RawQuery + " " + r.RemoteAddr, Size: len(r.URL.RawQuery), MayWait: q.limit.Wait() > 0,
 	}
 	if err := call.Await(r.Context(), asks); err != nil {
 		Fail(w, err, h.config.Logger)

@@ -129,7 +129,7 @@ func (h *Handler) read(w http.ResponseWriter, r *http.Request, into fields) erro
 		return err
 	}
 	key, _ := into["key"].(*string)
-	asks := call.Asks{Key: *key, Size: size, Waits: r.URL.Path == waitPath}
+	asks := call.Asks{Key: *key, Size: size, MayWait: r.URL.Path == waitPath}
 	if flow, ok := into["flow"].(**string); ok && *flow != nil {
 		asks.Flow = **flow
 	}

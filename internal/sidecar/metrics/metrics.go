@@ -20,7 +20,7 @@ import (
 const (
 	QueueFull   = "queue_full"
 	QueueWait   = "queue_wait"
-	Waits       = "waits"
+	TokenWaits  = "waits"
 	Connections = "connections"
 )
 
@@ -80,7 +80,7 @@ func New(registry prometheus.Registerer) *Metrics {
 		}, []string{"door"}),
 		details: make(map[string]bool),
 	}
-	for _, reason := range []string{QueueFull, QueueWait, Waits, Connections} {
+	for _, reason := range []string{QueueFull, QueueWait, TokenWaits, Connections} {
 		m.Refused.WithLabelValues(reason)
 	}
 	for _, door := range []string{HTTP, GRPC, Check, Envoy} {
