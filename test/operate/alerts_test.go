@@ -278,8 +278,8 @@ type illness struct {
 	summary string            // of the alert
 }
 
-// also has a second alert that an illness may make fire.
-var also = map[string]string{"RefillsStopped with Redis at work": "BucketsNotRefilled"}
+// secondAlerts has a second alert that an illness may make fire.
+var secondAlerts = map[string]string{"RefillsStopped with Redis at work": "BucketsNotRefilled"}
 
 // of returns the labels of an alert about a release in a region. more has further labels: name, value, and so on.
 func of(namespace, region string, more ...string) map[string]string {
@@ -446,7 +446,7 @@ func ruleTest(t *testing.T, rules []rule, name string, ill illness) map[string]a
 		input = append(input, map[string]any{"series": k, "values": series[k]})
 	}
 	for _, r := range rules {
-		if r.Alert == also[name] {
+		if r.Alert == secondAlerts[name] {
 			continue
 		}
 		alerts := []any{}

@@ -30,15 +30,15 @@ func TestUnusedBucketsExpireAfterTheirLives(t *testing.T) {
 	t.Parallel()
 	t.Run("Refilled", func(t *testing.T) {
 		t.Parallel()
-		comeOnce(t, 1)
+		expireUnused(t, 1)
 	})
 	t.Run("NoReplica", func(t *testing.T) {
 		t.Parallel()
-		comeOnce(t, 0)
+		expireUnused(t, 0)
 	})
 }
 
-func comeOnce(t *testing.T, replicas int) {
+func expireUnused(t *testing.T, replicas int) {
 	const (
 		capacity = 10 // with a rate of 1/s, a bucket lives for a minute
 		life     = time.Minute

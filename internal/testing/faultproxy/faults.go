@@ -65,7 +65,7 @@ func (p *Proxy) Distance(trip, jitter time.Duration) error {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.away = distance{trip / 2, jitter / 2}
+	p.oneWay = distance{trip / 2, jitter / 2}
 	return nil
 }
 

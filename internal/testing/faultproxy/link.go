@@ -144,7 +144,7 @@ func (p *Proxy) timed(dir int, c piece) piece {
 	if f.loss > 0 && p.rand.Float64() < f.loss {
 		delay += f.retransmit
 	}
-	c.near = time.Now().Add(p.vary(p.away.mean, p.away.jitter))
+	c.near = time.Now().Add(p.vary(p.oneWay.mean, p.oneWay.jitter))
 	c.due = c.near.Add(delay)
 	return c
 }

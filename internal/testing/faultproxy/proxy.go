@@ -54,7 +54,7 @@ type Proxy struct {
 	listener net.Listener // nil while cut
 	links    map[*link]struct{}
 	faults   [2]fault // to server, to client
-	away     distance
+	oneWay   distance
 	halfOpen bool
 	changed  chan struct{} // closed and replaced when faults change; wakes the goroutines that hold back bytes
 	rand     *rand.Rand

@@ -43,12 +43,12 @@ type TeamPart struct {
 }
 
 const (
-	leastSaved   = 5    // a flow may save the right to at least so many tokens
-	takesSaved   = 4    // a flow may save the right to at least so many takes of the present size
-	soon         = 20   // a denied caller of an overdue plan waits for an interval divided by this
-	upToOfFloor  = 10   // a flow with any right gets the floor divided by this from a take of up to some tokens
-	moreForTeams = 1.1  // teams that the plan doesn't have are counted up to Most times this many entries
-	fullAbove    = 1.25 // the clock has full speed while the bucket has at least the floor divided by this
+	leastSaved        = 5    // a flow may save the right to at least so many tokens
+	takesSaved        = 4    // a flow may save the right to at least so many takes of the present size
+	overdueDivisor    = 20   // a denied caller of an overdue plan waits for an interval divided by this
+	upToDivisor       = 10   // a flow with any right gets the floor divided by this from a take of up to some tokens
+	teamEntriesFactor = 1.1  // teams that the plan doesn't have are counted up to Most times this many entries
+	fullAbove         = 1.25 // the clock has full speed while the bucket has at least the floor divided by this
 )
 
 // right is the right of a flow or a rest to take tokens.
@@ -114,7 +114,7 @@ func (d *Division) counted(flow string) string {
 	slices.Reverse(teams)
 	for _, team := range teams {
 		others := float64(d.entriesBeside(team))
-		if d.Asked[team] > 0 || d.Teams[team] != nil || others+1 <= moreForTeams*float64(d.Most) {
+		if d.Asked[team] > 0 || d.Teams[team] != nil || others+1 <= teamEntriesFactor*float64(d.Most) {
 			return team
 		}
 	}
@@ -268,7 +268,7 @@ func (d *Division) Charge(flow string, n int64) {
 // it is the number that the flow gets at least.
 func (d *Division) sizeOf(run policy.Run) int64 {
 	if run.UpTo {
-		return min(run.Count, max(1, d.Floor/upToOfFloor))
+		return min(run.Count, max(1, d.Floor/upToDivisor))
 	}
 	return run.N
 }
@@ -316,7 +316,7 @@ func dividedWait(b *policy.Bucket, d *Division, run policy.FlowRun, now int64) i
 	if earned > 0 {
 		due := d.At + earned*s.Terms.Interval - now
 		if due < 1 {
-			due = s.Terms.Interval / soon
+			due = s.Terms.Interval / overdueDivisor
 		}
 		within = max(within, due)
 	}
@@ -417,7 +417,7 @@ func (d *Division) putFlows(p policy.Plan) {
 		}
 		teams := policy.TeamsOf(f.Name)
 		price := d.Teams[teams[len(teams)-1]].Price / float64(f.Weight)
-		begins := float64(float64(max(leastSaved, d.Floor/upToOfFloor)-f.Took) * price)
+		begins := float64(float64(max(leastSaved, d.Floor/upToDivisor)-f.Took) * price)
 		d.Parts[f.Name] = &Part{Used: d.Clock - int64(math.Floor(begins+0.5)), Weight: f.Weight}
 	}
 }

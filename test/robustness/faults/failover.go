@@ -62,7 +62,7 @@ func (e *env) stopMaster(stop func(*testenv.RedisServer)) func() {
 	}
 	for _, b := range e.Buckets {
 		if e.Cluster.Master(lua.Slot(b.Key)) == old {
-			e.also = append(e.also, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Rollback,
+			e.moreRecords = append(e.moreRecords, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Rollback,
 				Key: b.Key})
 		}
 	}
@@ -70,7 +70,7 @@ func (e *env) stopMaster(stop func(*testenv.RedisServer)) func() {
 	gone := time.Now().UnixNano()
 	return func() {
 		e.awaitTakeOver(slot, old)
-		for _, f := range e.also {
+		for _, f := range e.moreRecords {
 			f.Gone = gone
 		}
 		old.Kill()

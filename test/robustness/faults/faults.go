@@ -49,9 +49,9 @@ type Fault struct {
 // env is the system that a fault strikes, and the record of the fault.
 type env struct {
 	*system.System
-	rng  *rand.Rand
-	what *record.Fault   // the record; the fault fills it in
-	also []*record.Fault // more records, if the fault has several effects
+	rng         *rand.Rand
+	what        *record.Fault   // the record; the fault fills it in
+	moreRecords []*record.Fault // more records, if the fault has several effects
 }
 
 func (e *env) pick() *system.Replica { return e.Replicas[e.rng.IntN(len(e.Replicas))] }
@@ -81,28 +81,28 @@ func (e *env) masters(do func(ctx context.Context, c *redis.Client) error) {
 	}
 }
 
-// Struck is a fault that has begun and is not healed yet.
-type Struck struct {
+// Active is a fault that has begun and is not healed yet.
+type Active struct {
 	e     *env
 	heal  func()
 	Fault Fault
 }
 
 // Strike begins a fault.
-func (f Fault) Strike(s *system.System, rng *rand.Rand) *Struck {
+func (f Fault) Strike(s *system.System, rng *rand.Rand) *Active {
 	e := &env{System: s, rng: rng, what: &record.Fault{Name: f.Name, Spares: f.Spares, Start: time.Now().UnixNano()}}
-	return &Struck{e, f.strike(e), f}
+	return &Active{e, f.strike(e), f}
 }
 
 // Heal ends the fault and records it.
-func (s *Struck) Heal() {
-	s.heal()
+func (a *Active) Heal() {
+	a.heal()
 	end := time.Now().UnixNano()
-	for _, f := range append([]*record.Fault{s.e.what}, s.e.also...) {
+	for _, f := range append([]*record.Fault{a.e.what}, a.e.moreRecords...) {
 		if f.End == 0 {
 			f.End = end
 		}
-		s.e.AddFault(*f)
+		a.e.AddFault(*f)
 	}
 }
 
@@ -384,7 +384,7 @@ var All = []Fault{
 			ahead := *e.what
 			ahead.End = time.Now().UnixNano()
 			return func() {
-				e.also = append(e.also, &ahead)
+				e.moreRecords = append(e.moreRecords, &ahead)
 				e.what.Start = time.Now().UnixNano()
 				e.step(-far)
 			}
@@ -425,7 +425,7 @@ var All = []Fault{
 			node := e.Cluster.Nodes()[e.rng.IntN(3)]
 			for _, b := range e.Buckets {
 				if e.Cluster.Owner(e.Cluster.Slot(b.Key)) == node {
-					e.also = append(e.also, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Lose,
+					e.moreRecords = append(e.moreRecords, &record.Fault{Name: e.what.Name, Start: e.what.Start, Effect: record.Lose,
 						Key: b.Key})
 				}
 			}

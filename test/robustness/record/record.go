@@ -77,11 +77,11 @@ func (b Bucket) Divided() bool { return b.each(func(t policy.Terms) bool { retur
 // Strict reports whether every policy of the bucket is strict.
 func (b Bucket) Strict() bool { return b.each(func(t policy.Terms) bool { return t.Strict }) }
 
-// each reports whether so is true for every policy of the bucket.
-func (b Bucket) each(so func(policy.Terms) bool) bool {
+// each reports whether condition is true for every policy of the bucket.
+func (b Bucket) each(condition func(policy.Terms) bool) bool {
 	policies, err := b.Policies()
 	for _, t := range policies {
-		if !so(t) {
+		if !condition(t) {
 			return false
 		}
 	}

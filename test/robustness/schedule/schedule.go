@@ -90,8 +90,8 @@ func Random(seed uint64, embedded bool) Plan {
 		p.Card = slices.Clone(p.Card)
 		p.Card[deck.Redis] = deck.Dimensions[deck.Redis].Values[rng.IntN(2)]
 	}
-	var strike string
-	p.Spec, strike = deployment(p.Card, rng)
+	var lastFault string
+	p.Spec, lastFault = deployment(p.Card, rng)
 	p.Spec.Embedded = embedded
 	if p.Spec.Servers == system.Single && !embedded {
 		p.Spec.Durable = rng.IntN(3) == 0
@@ -112,15 +112,15 @@ func Random(seed uint64, embedded bool) Plan {
 		}
 		p.Phases = append(p.Phases, phase)
 	}
-	if strike == "redis-kill" && p.Spec.Durable {
-		strike = "redis-kill-keeps-data"
+	if lastFault == "redis-kill" && p.Spec.Durable {
+		lastFault = "redis-kill-keeps-data"
 	}
-	p.Phases = append(p.Phases, []faults.Fault{faults.Must(strike)})
+	p.Phases = append(p.Phases, []faults.Fault{faults.Must(lastFault)})
 	return p
 }
 
-// strikes has the servers and the fault for each value of the dimension Redis.
-var strikes = map[string]struct{ servers, fault string }{
+// serverFaults has the servers and the fault for each value of the dimension Redis.
+var serverFaults = map[string]struct{ servers, fault string }{
 	"single killed":   {system.Single, "redis-kill"},
 	"single frozen":   {system.Single, "redis-pause"},
 	"sentinel killed": {system.Sentinel, "redis-failover-to-lagging-replica"},
@@ -131,8 +131,8 @@ var strikes = map[string]struct{ servers, fault string }{
 }
 
 // deployment returns the system of a card, and the name of the fault that strikes its servers.
-func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, strike string) {
-	servers := strikes[card[deck.Redis]]
+func deployment(card deck.Card, rng *rand.Rand) (spec system.Spec, fault string) {
+	servers := serverFaults[card[deck.Redis]]
 	spec = system.Spec{Servers: servers.servers, Consumers: card[deck.Consumers]}
 	spec.Distance, _ = time.ParseDuration(card[deck.Distance]) // all values of the dimension are durations
 	spec.Replicas, _ = strconv.Atoi(card[deck.Replicas])
@@ -191,14 +191,14 @@ func Run(t testing.TB, dir string, p Plan) {
 	rng := rand.New(rand.NewPCG(p.Seed, 3))
 	wait(t, 500*time.Millisecond)
 	for _, phase := range p.Phases {
-		var struck []*faults.Struck
+		var active []*faults.Active
 		hold := time.Duration(0)
 		for _, f := range phase {
-			struck = append(struck, f.Strike(s, rng))
+			active = append(active, f.Strike(s, rng))
 			hold = max(hold, f.Hold)
 		}
 		wait(t, hold/2+time.Duration(rng.Int64N(int64(hold))))
-		for _, f := range slices.Backward(struck) { // a fault that began later may block what an earlier one needs to heal
+		for _, f := range slices.Backward(active) { // a fault that began later may block what an earlier one needs to heal
 			f.Heal()
 		}
 		s.Check("after " + phase[len(phase)-1].Name)

@@ -12,7 +12,7 @@ import (
 
 func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 	t.Parallel()
-	struck, servers := map[string]int{}, map[string]int{}
+	drawn, servers := map[string]int{}, map[string]int{}
 	for seed := range uint64(2500) {
 		embedded := seed >= 2000
 		plan := schedule.Random(seed, embedded)
@@ -25,14 +25,14 @@ func TestPlansAreValidAndRepeatableFromTheirSeeds(t *testing.T) {
 				require.True(t, f.Goes(plan.Spec), "%s: %s", plan, f.Name)
 				require.False(t, groups[f.Group], "%s combines two faults of one group", plan)
 				groups[f.Group] = true
-				struck[f.Name]++
+				drawn[f.Name]++
 			}
 			require.False(t, len(phase) > 1 && phase[1].Group == faults.Etcd,
 				"%s may spoil the pulse on a server that is paused", plan)
 		}
 	}
 	for _, f := range faults.All {
-		require.Greater(t, struck[f.Name], 5, f.Name)
+		require.Greater(t, drawn[f.Name], 5, f.Name)
 	}
 	for _, kind := range []string{system.Single, system.Sentinel, system.Cluster, system.Replicated} {
 		require.Greater(t, servers[kind], 100, kind)

@@ -306,10 +306,10 @@ func (s *System) awaitFirst() {
 	})
 }
 
-// await polls so until it returns true. what describes the condition.
-func (s *System) await(what string, so func() bool) {
+// await polls done until it returns true. what describes the condition.
+func (s *System) await(what string, done func() bool) {
 	s.T.Helper()
-	for end := time.Now().Add(30 * time.Second); !so(); time.Sleep(20 * time.Millisecond) {
+	for end := time.Now().Add(30 * time.Second); !done(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(end) {
 			s.T.Errorf("system: %s: not within 30 s", what)
 			return

@@ -39,10 +39,10 @@ func (h *bucketHistory) checkAnswers(r *Result) {
 // plain reports whether a program without the SDK made a call.
 func plain(op record.Op) bool { return strings.HasSuffix(op.Client, "/plain") }
 
-// always reports whether so is true for every policy of the bucket.
-func (h *bucketHistory) always(so func(policy.Terms) bool) bool {
+// always reports whether condition is true for every policy of the bucket.
+func (h *bucketHistory) always(condition func(policy.Terms) bool) bool {
 	for _, t := range h.policies {
-		if !so(t) {
+		if !condition(t) {
 			return false
 		}
 	}
@@ -64,8 +64,8 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 		}
 		// A take may also be unavailable because its deadline left no time for another round trip after the bucket was
 		// lost. That isn't an outage.
-		away := strings.Contains(op.Error, "unavailable") && !strings.Contains(op.Error, "too short for a round trip")
-		if open && known[op.Client] && op.Result == record.Unknown && away {
+		outage := strings.Contains(op.Error, "unavailable") && !strings.Contains(op.Error, "too short for a round trip")
+		if open && known[op.Client] && op.Result == record.Unknown && outage {
 			r.violate(Degraded, h.bucket.Key, "mode open: %s of %s is an error: %s", op.Kind, op.Client, op.Error)
 		}
 		known[op.Client] = known[op.Client] || op.Result == record.Done
