@@ -5,7 +5,7 @@
 -- full bucket keeps no carry. credit returns five numbers: the tokens then held; the tokens that were added or paid
 -- debt; the tokens that were due but had no room; the carry; and the debt.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
-  local add = 0
+  local add
   room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens
   if p.stepped then
     add = steps * p.tokens

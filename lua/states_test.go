@@ -1,0 +1,234 @@
+package lua_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/internal/testing/buckettest"
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// What the scripts read from the keys of a bucket that other programs, other releases or other clocks have written. The
+// numbers wanted are worked out by hand.
+
+func TestEachStateThatCanNotBeReadIsMalformed(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		const instants = "1700000000000000 1700000000000000"
+		smooth := "1 0 100 0 1 1000000"
+		stepped := scheduled(3)
+		for _, c := range []struct{ name, st, pol, out string }{
+			{"the era is shorter than 16 characters", "170000000000000 1700000000000000 1 0", smooth, ""},
+			{"the last refill is shorter", "1700000000000000 170000000000000 1 0", smooth, ""},
+			{"a smooth bucket has steps", instants + " 1 0 " + instants, smooth, ""},
+			{"a smooth bucket with a mark and no field out", instants + " 1 0+", smooth, ""},
+			{"a smooth bucket with a field out and no mark", instants + " 1 0", smooth, "1 0 0"},
+			{"a stepped bucket has no steps", instants + " 1 0", stepped.Encode(), ""},
+			{"a stepped bucket has one step", instants + " 1 0 1700000000000000", stepped.Encode(), ""},
+			{"the field out has two numbers", instants + " 1 0+", smooth, "1 0"},
+			{"there is no policy", instants + " 1 0", "", ""},
+		} {
+			require.NoError(t, rdb.Del(ctx, "b", "{b}", "{b}:ctl").Err())
+			require.NoError(t, rdb.Set(ctx, "b", 10, 0).Err())
+			for field, text := range map[string]string{"st": c.st, "pol": c.pol, "out": c.out} {
+				if text != "" {
+					require.NoError(t, rdb.HSet(ctx, "{b}:ctl", field, text).Err())
+				}
+			}
+			_, err := lua.Peek(ctx, rdb, "b", 1)
+			require.ErrorIs(t, err, lua.ErrMalformedBucket, c.name)
+		}
+	})
+}
+
+func TestABucketWithARateHasNoSteps(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeCase(ctx, t, rdb, "b", 10)
+		peek, err := lua.Peek(ctx, rdb, "b", 1)
+		require.NoError(t, err)
+		require.Zero(t, peek.Step)
+		require.Zero(t, peek.Next)
+	})
+}
+
+// Servers whose clocks differ by up to 50 ms may take turns without an era's end.
+func TestAClockThatIsBehindByMoreThanTheToleranceBeginsAnEra(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	for ahead, want := range map[int64]policy.Status{50_000: policy.StatusEarly, 50_001: policy.StatusClock} {
+		b := buckettest.Bucket(10, embeddedNow, -ahead)
+		store(ctx, t, rdb, "b", b)
+		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &b.Control.Terms,
+			Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Status, "%d µs", ahead)
+	}
+}
+
+func TestOneTokenThatAPoolsBucketGetsIsCounted(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	b := buckettest.Bucket(999, embeddedNow, second)
+	b.Control.Terms.Pool = true
+	b.Control.Terms.PoolsVersion = 3
+	b.Control.Terms.Capacity = 1000
+	b.Control.Terms.Tokens = 50 // a second
+	b.Control.Terms.Per = second
+	store(ctx, t, rdb, "b", b)
+	out, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &b.Control.Terms,
+		Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}})
+	require.NoError(t, err)
+	require.EqualValues(t, 1, out.Added)
+	require.Equal(t, "1", rdb.HGet(ctx, "{b}:ctl", "added").Val())
+}
+
+// withoutPlan answers calls that have the keys of a plan as a Cluster does that moves the bucket's slot.
+type withoutPlan struct{ keys int }
+
+func (withoutPlan) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h withoutPlan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		args := cmd.Args()
+		if len(args) > 2 && args[2] == h.keys {
+			cmd.SetErr(tryAgain{})
+			return tryAgain{}
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (withoutPlan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// tryAgain is the error of a Cluster for a call with several keys of a slot that it moves.
+type tryAgain struct{}
+
+func (tryAgain) Error() string { return "TRYAGAIN Multiple keys request during rehashing of slot" }
+func (tryAgain) RedisError()   {}
+
+// While a slot moves, a flow's reservation is settled without the plan, and the right with which the flow paid is kept.
+func TestASettlementWithoutThePlanLeavesTheRightAsItIs(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		reserved, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 5, TTL: time.Minute, Flow: divide("a")})
+		require.NoError(t, err)
+		require.True(t, reserved.OK)
+		before, err := rdb.HGet(ctx, lua.FlowsKey("b"), "a").Result()
+		require.NoError(t, err)
+		moving := redis.NewClient(rdb.Options())
+		defer moving.Close()
+		moving.AddHook(withoutPlan{keys: 7})
+		settled, err := lua.SettleDivided(ctx, moving, "b", "r", 2)
+		require.NoError(t, err)
+		require.EqualValues(t, 3, settled.Returned)
+		require.Equal(t, before, rdb.HGet(ctx, lua.FlowsKey("b"), "a").Val())
+	})
+}
+
+// The value of a lazy bucket's key is how much earlier than the key's end the bucket is full, in units of 1/tokens of a
+// microsecond. The rate is 3 tokens in 2 seconds in the cases whose rate isn't given.
+func TestWhatALazyKeyHolds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	const rate, high = 3, 999_999
+	for _, c := range []struct {
+		name      string
+		tokens    int64
+		value     any
+		expires   time.Duration // 0: never
+		want      time.Duration // until the bucket is full
+		malformed bool
+	}{
+		{"no units", rate, 0, time.Second, time.Second, false},
+		{"one unit, so a third of a microsecond", rate, 1, time.Second, time.Second, false},
+		{"three units, so a microsecond", rate, 3, time.Second, time.Second - time.Microsecond, false},
+		{"more than a millisecond, stored under another rate", rate, 9_000_000, time.Second,
+			time.Second - time.Millisecond, false},
+		{"below 0", rate, -1, time.Second, 0, true},
+		{"without an end", rate, 1, 0, 0, true},
+		{"2 hours of 999,999 units a microsecond, which are more than half of 2^53", high, 0, 2 * time.Hour,
+			4_503_604_131 * time.Microsecond, false},
+	} {
+		terms := policy.Template{Policy: policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: c.tokens, Per: 2 * time.Second},
+			Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
+		key := lua.LazyKey("user:1")
+		require.NoError(t, rdb.Del(ctx, key).Err())
+		require.NoError(t, rdb.Set(ctx, key, c.value, 0).Err())
+		if c.expires > 0 {
+			require.NoError(t, rdb.PExpireAt(ctx, key, time.UnixMicro(embeddedNow).Add(c.expires)).Err())
+		}
+		peek, err := lua.LazyPeek(ctx, rdb, "user:1", &terms, 1)
+		if c.malformed {
+			require.ErrorIs(t, err, lua.ErrMalformedBucket, c.name)
+			continue
+		}
+		require.NoError(t, err, c.name)
+		require.Equal(t, c.want, peek.Reset, c.name)
+	}
+}
+
+func TestALazyBucketToWhichAllComesBackIsFull(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	require.NoError(t, lua.Load(ctx, rdb))
+	call := func(what, n int64) []any {
+		reply, err := rdb.Do(ctx, "EVALSHA", lua.LazySHA(), 1, lua.LazyKey("user:1"), what, 0, 1, second, 10, n, 1, 0).Slice()
+		require.NoError(t, err)
+		return reply
+	}
+	require.Equal(t, []any{int64(1), int64(4), int64(6 * second), embeddedNow, ""}, call(1, 6))
+	require.Equal(t, []any{int64(1), int64(10), int64(0), embeddedNow, ""}, call(-1, 6))
+	require.Zero(t, rdb.Exists(ctx, lua.LazyKey("user:1")).Val())
+}
+
+// 1/49*49 is less than 1 in floating point.
+func TestALastTokenStaysIfTheCapacityDoes(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	terms := policy.Policy{Capacity: 49, Rate: policy.PerSecond(1), Interval: time.Second,
+		CarryOver: policy.CarryProportional}.Terms(policy.Fence{Epoch: 3})
+	b := buckettest.Bucket(1, embeddedNow, 0)
+	b.Control.Terms = terms
+	store(ctx, t, rdb, "b", b)
+	terms.Tokens = 2
+	terms.Fence.Epoch = 4
+	out, err := lua.Refill(ctx, rdb, "b", policy.Call{Terms: &terms, Version: policy.Version{Era: buckettest.Era,
+		Index: buckettest.Index}})
+	require.NoError(t, err)
+	require.Equal(t, terms.Fence, out.Fence)
+	require.EqualValues(t, 1, out.Tokens)
+}
+
+// Zeros at the end of a policy are left out, so that equal policies are equal texts.
+func TestAPolicyWithoutATemplateKeepsItsShortText(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	own := policy.Policy{Capacity: 60, Rate: policy.PerSecond(1), Interval: time.Second}
+	require.True(t, takeUser(ctx, t, rdb, "user:1", user(), 5))
+	_, err := lua.SetOverride(ctx, rdb, "user:1", policy.Template{Policy: own}.Terms(policy.Fence{}), userTerms,
+		policy.EnforceRefilled)
+	require.NoError(t, err)
+	_, err = lua.UnsetOverride(ctx, rdb, "user:1", nil, policy.EnforceRefilled)
+	require.NoError(t, err)
+	require.Equal(t, "0 2 60 1 1000000 1000000", rdb.HGet(ctx, "{user:1}:ctl", "pol").Val())
+}
