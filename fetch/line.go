@@ -53,7 +53,21 @@ type waiter struct {
 	deadline   time.Time // zero: none
 	verdict    chan verdict
 	in         bool
+	timer      *time.Timer // of the question under way, if the waiter's time ends before the question's
 	next, prev *waiter
+}
+
+// schedule calls f after d, unless the waiter leaves the line or schedule is called again before. The lock is held.
+func (w *waiter) schedule(d time.Duration, f func()) {
+	w.stop()
+	w.timer = time.AfterFunc(d, f)
+}
+
+// stop stops the waiter's timer. The lock is held.
+func (w *waiter) stop() {
+	if w.timer != nil {
+		w.timer.Stop()
+	}
 }
 
 // verdict is the result for a waiter.
@@ -220,6 +234,7 @@ func (l *line) askAgain() {
 // remove removes a waiter from its line. If it was the last one, it closes the line. The lock is held.
 func (l *line) remove(w *waiter) {
 	w.in = false
+	w.stop()
 	l.waiters.Add(-1)
 	l.total -= w.n
 	if w.prev != nil {

@@ -57,25 +57,26 @@ func (c *Client) watch(l *line, w *waiter) {
 	d := q.timeout(w.cfg)
 	over := time.Now().Add(d)
 	if !q.began.IsZero() && d > 0 && (q.end.IsZero() || over.Before(q.end)) {
-		time.AfterFunc(d, func() { c.overdue(l, w, q, over) })
+		w.schedule(d, func() { c.overdue(l, w, q, over, false) })
 	}
 }
 
-// overdue delivers the answer of the degraded mode to a waiter whose timeout for a question has passed, whatever its
+// overdue delivers the answer of the degraded mode to a waiter whose timeout for a question passed at over, whatever its
 // place in the line. If the degraded mode denies the take, the waiter continues to wait. If this process did not run
 // when the timeout passed, the timeout is extended once, by the delay but at most by its own length.
-func (c *Client) overdue(l *line, w *waiter, q question, over time.Time) {
-	d := q.timeout(w.cfg)
-	if late := time.Since(over); late >= engine.Stall {
-		time.Sleep(min(late, d))
-	}
+func (c *Client) overdue(l *line, w *waiter, q question, over time.Time, extended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if !w.in || !q.began.Equal(l.question.began) {
 		return // the waiter or the question has its answer
 	}
-	silent := d + time.Since(over)
-	err := failure(context.Background(), q.server.late(silent, engine.ErrNoAnswer))
+	d := q.timeout(w.cfg)
+	late := time.Since(over)
+	if late >= engine.Stall && !extended {
+		w.schedule(min(late, d), func() { c.overdue(l, w, q, over, true) })
+		return
+	}
+	err := failure(context.Background(), q.server.late(d+late, engine.ErrNoAnswer))
 	if _, delivered := c.deliverDegraded(l, w, err); !delivered {
 		c.watch(l, w)
 	}

@@ -669,7 +669,7 @@ func TestAWaiterGetsTheTimeForWhichItsProcessWasStopped(t *testing.T) {
 		l := ls.of[0]
 		w, asked := l.first, l.question
 		ls.mu.Unlock()
-		c.overdue(l, w, asked, time.Now().Add(-2*f.trip))
+		c.overdue(l, w, asked, time.Now().Add(-2*f.trip), false)
 		require.NoError(t, <-answered)
 	})
 }

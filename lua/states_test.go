@@ -165,8 +165,8 @@ func TestWhatALazyKeyHolds(t *testing.T) {
 		{"2 hours of 999,999 units a microsecond, which are more than half of 2^53", high, 0, 2 * time.Hour,
 			4_503_604_131 * time.Microsecond, false},
 	} {
-		terms := policy.Template{Policy: policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: c.tokens, Per: 2 * time.Second},
-			Interval: time.Second}}.Terms(policy.Fence{Epoch: 7})
+		p := policy.Policy{Capacity: 10, Rate: policy.Rate{Tokens: c.tokens, Per: 2 * time.Second}, Interval: time.Second}
+		terms := policy.Template{Policy: p}.Terms(policy.Fence{Epoch: 7})
 		key := lua.LazyKey("user:1")
 		require.NoError(t, rdb.Del(ctx, key).Err())
 		require.NoError(t, rdb.Set(ctx, key, c.value, 0).Err())
@@ -231,4 +231,137 @@ func TestAPolicyWithoutATemplateKeepsItsShortText(t *testing.T) {
 	_, err = lua.UnsetOverride(ctx, rdb, "user:1", nil, policy.EnforceRefilled)
 	require.NoError(t, err)
 	require.Equal(t, "0 2 60 1 1000000 1000000", rdb.HGet(ctx, "{user:1}:ctl", "pol").Val())
+}
+
+// The bucket has 9 tokens, so in most cases 1 more is due. It was last refilled at the present, which is 0 here, and gets
+// a token a second, with a refill each 100 ms.
+func TestTheTimeUntilTokensAreDue(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	const us = time.Microsecond
+	stepped := func(step, next int64) func(*policy.Control) {
+		return func(c *policy.Control) {
+			c.Terms = scheduled(3)
+			c.Step = embeddedNow + step
+			c.Next = embeddedNow + next
+		}
+	}
+	granted := func(tokens, grantTokens, grantEnd int64) func(*policy.Control) {
+		return func(c *policy.Control) {
+			c.Terms.Pool = true
+			c.Terms.PoolsVersion = 3
+			c.Terms.Tokens = tokens
+			c.Terms.GrantTokens = grantTokens
+			c.Terms.GrantEnd = embeddedNow + grantEnd
+			c.Terms.GrantEra = buckettest.Era
+		}
+	}
+	last := func(after int64) func(*policy.Control) {
+		return func(c *policy.Control) { c.Last = embeddedNow + after }
+	}
+	for _, c := range []struct {
+		name   string
+		change func(*policy.Control)
+		n      int64
+		want   time.Duration
+	}{
+		{"it has them", last(0), 9, 0},
+		{"one is due in a second", last(0), 10, time.Second},
+		{"beyond the capacity", last(0), 1001, -us},
+		{"due in a microsecond", last(-second + 1), 10, us},
+		{"due now, so overdue", last(-second), 10, 50 * time.Millisecond},
+		{"the clock went back within the tolerance", last(50_000), 10, 1050 * time.Millisecond},
+		{"the clock went back further", last(50_001), 10, time.Second},
+		{"the next step is known", stepped(-5, second), 10, time.Second},
+		{"the next step isn't known", stepped(second, second), 10, -us},
+		{"a grant has just enough, and there is no rate", granted(0, 2, second/2), 10, time.Second / 2},
+		{"a grant has too little, and there is no rate", granted(0, 2, second/2), 11, -us},
+		{"a grant of half a token, then the rate", granted(1, 2, second/4), 10, 800 * time.Millisecond},
+		{"a grant ended before the last refill", func(c *policy.Control) {
+			granted(1, 1000, -1)(c)
+			c.Terms.Per = second + 3
+		}, 10, 1100 * time.Millisecond},
+		{"a refill each millisecond, and a grant that ended", func(c *policy.Control) {
+			granted(1, 1000, -1)(c)
+			c.Terms.Per = second + 3
+			c.Terms.Interval = 1000
+		}, 10, 1001 * time.Millisecond},
+	} {
+		b := buckettest.Bucket(9, embeddedNow, 0)
+		b.Control.Terms.Tokens = 1
+		b.Control.Terms.Per = second
+		c.change(b.Control)
+		store(ctx, t, rdb, "b", b)
+		peek, err := lua.Peek(ctx, rdb, "b", c.n)
+		require.NoError(t, err, c.name)
+		require.Equal(t, c.want, peek.Wait, c.name)
+	}
+}
+
+func TestATakeFromABucketWithoutStateIsDenied(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		require.NoError(t, rdb.Set(ctx, "b", 2, 0).Err())
+		reply, err := lua.TakeOnce(ctx, rdb, "b", "request", policy.Run{N: 3, Count: 1}, time.Minute)
+		require.NoError(t, err)
+		require.Equal(t, lua.TakeReply{Remaining: 2, Wait: -time.Microsecond, Refilled: reply.Refilled}, reply)
+		require.Zero(t, reply.Version)
+		require.Zero(t, reply.Last)
+	})
+}
+
+// A pool's bucket and one in shadow mode count what they deny, also if they have flows. Others don't, and a take that is
+// made creates no count.
+func TestWhichBucketsCountWhatTheyDeny(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		for _, c := range []struct {
+			name   string
+			change func(*policy.Terms)
+			want   string
+		}{
+			{"plain", func(*policy.Terms) {}, ""},
+			{"with flows", func(t *policy.Terms) { t.Divided = true }, ""},
+			{"in shadow mode", func(t *policy.Terms) { t.Shadow = true }, "1000"},
+			{"in shadow mode, with flows", func(t *policy.Terms) { t.Shadow, t.Divided = true, true }, "1000"},
+			{"a pool's", func(t *policy.Terms) { t.Pool, t.PoolsVersion = true, 3 }, "1000"},
+		} {
+			b := buckettest.Bucket(10, serverTime(ctx, t, rdb), 0)
+			c.change(&b.Control.Terms)
+			store(ctx, t, rdb, "b", b)
+			_, replies, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "b", N: 1}})
+			require.NoError(t, err)
+			require.EqualValues(t, 9, replies[0].Remaining, c.name)
+			_, err = takeFor(ctx, rdb, "b", "", 1)
+			require.NoError(t, err)
+			require.False(t, rdb.HExists(ctx, "{b}:ctl", "denied").Val(), c.name)
+			for _, n := range []int64{1000, 1001} { // the second is more than the capacity
+				_, _, err = lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "b", N: n}})
+				require.NoError(t, err)
+			}
+			require.Equal(t, c.want, rdb.HGet(ctx, "{b}:ctl", "denied").Val(), c.name)
+		}
+	})
+}
+
+// A grant is in force before its end, in its era.
+func TestAGrantIsNotInForceAtItsEnd(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	for after, want := range map[int64]int64{0: 0, 1: buckettest.Era} {
+		b := buckettest.Bucket(10, embeddedNow, 0)
+		b.Control.Terms.Pool = true
+		b.Control.Terms.PoolsVersion = 3
+		b.Control.Terms.GrantTokens = 600
+		b.Control.Terms.GrantEnd = embeddedNow + after
+		b.Control.Terms.GrantEra = buckettest.Era
+		store(ctx, t, rdb, "b", b)
+		reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 1, TTL: time.Minute})
+		require.NoError(t, err)
+		require.Equal(t, want, reply.Terms.GrantEra)
+	}
 }

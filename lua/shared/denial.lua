@@ -23,7 +23,8 @@ end
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
-  local need, due = n - tokens + s.debt, 0
+  local need = n - tokens + s.debt
+  local due
   if p.stepped then
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
@@ -31,7 +32,7 @@ local function wait_us(s, p, tokens, n, now)
     local units = need * p.per - s.carry
     local last = s.last
     local granted = 0
-    local t = 0
+    local t
     if now < last - TOLERANCE_US then
       last = now -- the clock went back: the next refill begins an era at this time, without a grant
     elseif p.grant_era == s.era then
