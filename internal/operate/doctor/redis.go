@@ -141,7 +141,7 @@ func boundedFinding(found []any, err error) Finding {
 	case len(found) == 1 && found[0] != nil:
 		f.Detail = "the server has INCREX, with which plain clients take by one command (not tried on such a server)"
 	default:
-		f.Detail = "the server has no INCREX, as Redis from 8.8 and Valkey from 9.2 do: plain clients take by DECRBY"
+		f.Detail = "the server has no INCREX (Redis has it from 8.8, Valkey from 9.2): plain clients take by DECRBY"
 	}
 	return f
 }
