@@ -365,3 +365,44 @@ func TestAGrantIsNotInForceAtItsEnd(t *testing.T) {
 		require.Equal(t, want, reply.Terms.GrantEra)
 	}
 }
+
+// The bucket's life is 120 s. A take renews its expiry unless more than 90 s are left.
+func TestWhenATakeRenewsTheExpiryOfABucket(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	begin := time.UnixMicro(embeddedNow)
+	for _, c := range []struct {
+		name    string
+		at      time.Duration // of the take, after the beginning
+		persist string        // loses its expiry before the take
+		hold    time.Duration
+		want    time.Duration // the expiry, after the beginning
+	}{
+		{"more than 90 s are left", 29_999 * time.Millisecond, "", 0, 120 * time.Second},
+		{"90 s are left", 30 * time.Second, "", 0, 150 * time.Second},
+		{"K has no expiry", time.Second, "user:1", 0, 121 * time.Second},
+		{"the index has no expiry", time.Second, "{user:1}", 0, 121 * time.Second},
+		{"the state has no expiry", time.Second, "{user:1}:ctl", 0, 121 * time.Second},
+		{"a quarter more than the 1,150 s of a reservation of 1,000 s", 0, "", 1000 * time.Second, 1438 * time.Second},
+	} {
+		m.FlushAll()
+		m.SetTime(begin)
+		_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
+		require.NoError(t, err)
+		m.SetTime(begin.Add(c.at))
+		if c.persist != "" {
+			require.NoError(t, rdb.Persist(ctx, c.persist).Err())
+		}
+		call := user()
+		call.Hold = c.hold
+		_, err = takeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
+		require.NoError(t, err)
+		for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+			at, err := rdb.PExpireTime(ctx, key).Result()
+			require.NoError(t, err)
+			require.Equal(t, time.Duration(begin.UnixMilli())*time.Millisecond+c.want, at, "%s: %s", c.name, key)
+		}
+	}
+}

@@ -12,7 +12,7 @@ end
 -- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
 -- keys has no expiry, or expires at the instant after or before it.
 local function first_end(keys, after)
-  local first = nil
+  local first
   for i = 3, 1, -1 do
     local at = pcall('PEXPIRETIME', keys[i])
     if type(at) ~= 'number' or at <= after then return nil end
