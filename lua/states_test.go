@@ -2,6 +2,7 @@ package lua_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -405,4 +406,73 @@ func TestWhenATakeRenewsTheExpiryOfABucket(t *testing.T) {
 			require.Equal(t, time.Duration(begin.UnixMilli())*time.Millisecond+c.want, at, "%s: %s", c.name, key)
 		}
 	}
+}
+
+// A template bounded to one bucket, whose set of the buckets alive can't be read.
+func TestATakeThatCanNotCountTheBucketsAliveIsMade(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		require.NoError(t, rdb.Set(ctx, lua.AliveKey("user:"), "text", 0).Err())
+		call := user()
+		call.MaxKeys = 1
+		reply, err := takeTemplate(ctx, rdb, "user:1", call, one(5), false, false)
+		require.NoError(t, err)
+		require.True(t, reply.OK)
+	})
+}
+
+func TestTheSetOfTheBucketsAliveLivesAsLongAsTheLastOne(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	call := user()
+	call.MaxKeys = 5
+	for i, after := range []time.Duration{0, 50 * time.Second} {
+		m.SetTime(time.UnixMicro(embeddedNow).Add(after))
+		_, err := takeTemplate(ctx, rdb, fmt.Sprint("user:", i), call, one(5), false, false)
+		require.NoError(t, err)
+		at, err := rdb.PExpireTime(ctx, lua.AliveKey("user:")).Result()
+		require.NoError(t, err)
+		require.Equal(t, time.Duration(embeddedNow)*time.Microsecond+after+120*time.Second, at)
+	}
+}
+
+// 87% of 146 are 127.02, so 128 tokens stay.
+func TestAPercentageThatATakeLeavesIsRoundedUp(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		b := buckettest.Bucket(146, serverTime(ctx, t, rdb), 0)
+		b.Control.Terms.Capacity = 146
+		b.Control.Terms.Initial = 146
+		store(ctx, t, rdb, "b", b)
+		for n, want := range map[int64]bool{19: false, 18: true} {
+			ok, _, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "b", N: n, Leave: policy.Leave{Percent: 87}}})
+			require.NoError(t, err)
+			require.Equal(t, want, ok, "%d tokens", n)
+			store(ctx, t, rdb, "b", b)
+		}
+	})
+}
+
+// A call that isn't a sweep ends 16 reservations whose time is over.
+func TestAReservationEndsSixteenOthers(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	store(ctx, t, rdb, "b", buckettest.Bucket(100, embeddedNow, 0))
+	reserve := func(id string) int64 {
+		reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: id, N: 1, TTL: time.Second})
+		require.NoError(t, err)
+		require.True(t, reply.OK)
+		return reply.Remaining
+	}
+	for i := range 20 {
+		require.EqualValues(t, 99-i, reserve(fmt.Sprint(i)))
+	}
+	m.SetTime(time.UnixMicro(embeddedNow).Add(2 * time.Second))
+	require.EqualValues(t, 80+16-1, reserve("later"))
 }

@@ -30,7 +30,7 @@ local function record(raw)
 end
 
 local ended = {} -- set of the ids that find_due is to drop: leases that have ended, and ids in {K}:due without a record
-local uncounted = false -- {K}:due had an id without a record
+local uncounted -- {K}:due had an id without a record
 
 -- put_text writes the text of a record. If find_due was going to drop the id, it no longer does.
 local function put_text(id, ends, text)
