@@ -476,3 +476,53 @@ func TestAReservationEndsSixteenOthers(t *testing.T) {
 	m.SetTime(time.UnixMicro(embeddedNow).Add(2 * time.Second))
 	require.EqualValues(t, 80+16-1, reserve("later"))
 }
+
+// The set of the ends was lost, and the keys of the bucket expire before the reservation does. A reservation is
+// remembered for a minute after its end.
+func TestABucketWhoseEndsWereLostOutlivesItsLastReservation(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	call := user()
+	call.Hold = 1000 * time.Second
+	_, err := takeTemplate(ctx, rdb, "user:1", call, one(5), false, false)
+	require.NoError(t, err)
+	for i, ttl := range []time.Duration{500 * time.Second, 1000 * time.Second, 10 * time.Second} {
+		reply, err := lua.Reserve(ctx, rdb, "user:1", lua.ReserveCall{ID: fmt.Sprint(i), N: 1, TTL: ttl})
+		require.NoError(t, err)
+		require.True(t, reply.OK)
+	}
+	require.NoError(t, rdb.Del(ctx, lua.DueKey("user:1")).Err())
+	for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl"} {
+		require.NoError(t, rdb.PExpire(ctx, key, 120*time.Second).Err())
+	}
+	err = lua.SweepOne(ctx, rdb, "user:1", 10)
+	require.NoError(t, err)
+	for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl", lua.DueKey("user:1"), lua.OutstandingKey("user:1")} {
+		require.Equal(t, 1060*time.Second, rdb.PTTL(ctx, key).Val(), key)
+	}
+}
+
+// The state counts more than the records hold, and one record can't be read. When the last end has passed, nothing is
+// outstanding, and the records are removed.
+func TestABucketWithoutEndsHasNothingOutstanding(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	store(ctx, t, rdb, "b", buckettest.Bucket(100, embeddedNow, 0))
+	reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 1, TTL: time.Second})
+	require.NoError(t, err)
+	require.NoError(t, rdb.HSet(ctx, "{b}:ctl", "out", fmt.Sprintf("5 %d 0", reply.Until)).Err())
+	require.NoError(t, rdb.HSet(ctx, lua.OutstandingKey("b"), "junk", "text").Err())
+	for _, after := range []time.Duration{2 * time.Second, 63 * time.Second} { // it is remembered for a minute
+		m.SetTime(time.UnixMicro(embeddedNow).Add(after))
+		require.NoError(t, lua.SweepOne(ctx, rdb, "b", 10))
+	}
+	require.Zero(t, rdb.Exists(ctx, lua.OutstandingKey("b")).Val())
+	peek, err := lua.Peek(ctx, rdb, "b", 1)
+	require.NoError(t, err)
+	require.Zero(t, peek.Outstanding)
+	require.Zero(t, peek.Due)
+}

@@ -68,8 +68,7 @@ end
 -- ends from the records. If {K}:due has an id without a record, s.out does not fall. It returns the instant at which
 -- the last record ends.
 local function count(s)
-  local all = try('HGETALL', KEYS[4])
-  if all.err then all = {} end
+  local all = try('HGETALL', KEYS[4]) -- an error has no elements
   local sum = 0
   local records = 0
   local last = 0
@@ -92,9 +91,7 @@ end
 -- to 0.
 local function find_due(s)
   for id in pairs(ended) do drop_record(id) end
-  ended = {}
   if uncounted then count(s) end
-  uncounted = false
   local first = try('ZRANGE', KEYS[5], 0, 0, 'WITHSCORES')
   s.due = first[2] and first[2] + 0 or 0
   if s.due == 0 then
