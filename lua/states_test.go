@@ -34,6 +34,10 @@ func TestEachStateThatCanNotBeReadIsMalformed(t *testing.T) {
 			{"a stepped bucket has one step", instants + " 1 0 1700000000000000", stepped.Encode(), ""},
 			{"the field out has two numbers", instants + " 1 0+", smooth, "1 0"},
 			{"there is no policy", instants + " 1 0", "", ""},
+			{"the capacity is 0", instants + " 1 0", "1 0 0 0 1 1000000", ""},
+			{"per is 0", instants + " 1 0", "1 0 100 0 0 1000000", ""},
+			{"the interval is 0", instants + " 1 0", "1 0 100 0 1 0", ""},
+			{"the policy has 19 numbers", instants + " 1 0", smooth + " 0 0 0 0 0 0 0 0 0 0 0 0 1", ""},
 		} {
 			require.NoError(t, rdb.Del(ctx, "b", "{b}", "{b}:ctl").Err())
 			require.NoError(t, rdb.Set(ctx, "b", 10, 0).Err())
@@ -525,4 +529,94 @@ func TestABucketWithoutEndsHasNothingOutstanding(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, peek.Outstanding)
 	require.Zero(t, peek.Due)
+}
+
+func TestAMalformedRecordIsNamed(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeCase(ctx, t, rdb, "b", 100)
+		require.NoError(t, rdb.HSet(ctx, lua.OutstandingKey("b"), "r", "text").Err())
+		_, err := lua.Settle(ctx, rdb, "b", "r", 1)
+		require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		require.ErrorContains(t, err, lua.OutstandingKey("b"))
+	})
+}
+
+// Five reservations end. The bucket has room for the first one and for a part of the second; the last two are of an era
+// that ended.
+func TestASweepAddsUpWhatItEnds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	store(ctx, t, rdb, "b", buckettest.Bucket(1000, embeddedNow, 0))
+	for i, n := range []int64{2, 4, 8, 16, 32} {
+		id := fmt.Sprint(i)
+		ttl := time.Second + time.Duration(i)*time.Millisecond
+		reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: id, N: n, TTL: ttl})
+		require.NoError(t, err)
+		if i >= 3 {
+			record := fmt.Sprintf("2 %d %d %d 0", n, reply.Until, buckettest.Era-1)
+			require.NoError(t, rdb.HSet(ctx, lua.OutstandingKey("b"), id, record).Err())
+		}
+	}
+	require.NoError(t, rdb.Set(ctx, "b", 995, 0).Err())
+	m.SetTime(time.UnixMicro(embeddedNow).Add(2 * time.Second))
+	swept := lua.Sweep(ctx, rdb, []string{"b"}, 10)[0]
+	require.NoError(t, swept.Err)
+	require.EqualValues(t, 2+3, swept.Returned)
+	require.EqualValues(t, 1+8, swept.Clamped)
+	require.EqualValues(t, 16+32, swept.Void)
+	require.Zero(t, swept.Outstanding)
+}
+
+func TestTokensOfUpTo53BitsAreRead(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeCase(ctx, t, rdb, "b", 100)
+		for _, n := range []int64{1<<53 - 1, -(1<<53 - 1)} {
+			require.NoError(t, rdb.Set(ctx, "b", n, 0).Err())
+			peek, err := lua.Peek(ctx, rdb, "b", 1)
+			require.NoError(t, err)
+			require.Equal(t, n, peek.Tokens)
+		}
+		for _, n := range []int64{1 << 53, -(1 << 53)} {
+			require.NoError(t, rdb.Set(ctx, "b", n, 0).Err())
+			_, err := lua.Peek(ctx, rdb, "b", 1)
+			require.ErrorIs(t, err, lua.ErrMalformedBucket)
+		}
+	})
+}
+
+// Each refill is the first one for ten seconds.
+func TestARefillCreditsTheLastFiveIntervalsOrTwoSeconds(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	for interval, want := range map[int64]int64{second: 5, second / 2: 2, second / 10: 2} {
+		b := buckettest.Bucket(0, embeddedNow, 10*second)
+		b.Control.Terms.Tokens = 1
+		b.Control.Terms.Per = second
+		b.Control.Terms.Interval = interval
+		store(ctx, t, rdb, "b", b)
+		out, err := lua.Refill(ctx, rdb, "b", policy.Call{Version: policy.Version{Era: buckettest.Era,
+			Index: buckettest.Index}})
+		require.NoError(t, err)
+		require.Equal(t, want, out.Added, "interval %d µs", interval)
+	}
+}
+
+func TestABucketThatIsFullAfterASecondLivesForAMinute(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	p := policy.Policy{Capacity: 60, Rate: policy.PerSecond(60), Interval: time.Second}
+	call := user()
+	call.Terms = policy.Template{Policy: p}.Terms(policy.Fence{Epoch: 7}).Encode()
+	_, err := takeTemplate(ctx, rdb, "user:1", call, one(5), false, false)
+	require.NoError(t, err)
+	require.Equal(t, time.Minute, rdb.PTTL(ctx, "user:1").Val())
 }

@@ -104,7 +104,7 @@ local function policy(text)
   policies[text] = p
   return p
 end
--- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket. Include it after redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
 --        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
 --        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us
@@ -441,7 +441,7 @@ local function write_rights(flows)
   local words = changed_rights()
   if words then call('HSET', flows, unpack(words)) end
 end
--- Shared by the scripts that know a flow by its name; it follows division.
+-- Shared by the scripts that know a flow by its name. Include it after division.
 
 -- fields_of returns the fields of a plan that a take for a flow needs: /, those of its teams, and its own.
 local function fields_of(flow)

@@ -132,7 +132,7 @@ local function policy(text)
   policies[text] = p
   return p
 end
--- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket. Include it after redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
 --        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
 --        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us
@@ -284,14 +284,14 @@ local function carried(p, q, tokens, carry)
   end
   return tokens, carry
 end
--- Shared by the scripts that credit tokens; it follows policy.
+-- Shared by the scripts that credit tokens. Include it after policy.
 --
 -- credit credits a bucket of policy p that holds tokens. If p is stepped, the credit is that of the steps; otherwise it
 -- is that of the time from last to now. The credit first pays debt, and then adds tokens as far as there is room. A
 -- full bucket keeps no carry. credit returns five numbers: the tokens then held; the tokens that were added or paid
 -- debt; the tokens that were due but had no room; the carry; and the debt.
 local function credit(p, tokens, room, now, last, carry, era, debt, steps)
-  local add = 0
+  local add
   room = room + min(tokens, 0) -- below 0, plain clients are about to undo their tries, which adds tokens
   if p.stepped then
     add = steps * p.tokens
@@ -314,7 +314,7 @@ local function credit(p, tokens, room, now, last, carry, era, debt, steps)
   if after < room then return after, paid + add, 0, carry, debt end
   return room, paid + max(0, room - tokens), min(after - room, add), 0, debt
 end
--- Shared by the scripts that put another policy in force, except refill; it follows bucket and credit.
+-- Shared by the scripts that put another policy in force, except refill. Include it after bucket and credit.
 
 -- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
 -- count as credited, because the script doesn't know how many have come.
@@ -342,11 +342,11 @@ local function switch(s, p, q, tokens, index, now, steps)
   s.last = max(s.last, now)
   return min(tokens, room(s, q))
 end
--- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
--- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
--- That part is a text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute after steps alone
--- have filled every bucket of the template twice.
+-- Shared by the scripts that credit budgets. Include it after switch. A budget is a bucket of a template with a
+-- schedule. No refill credits it. The call that takes from it does, and it sends the part of the schedule that the
+-- script needs. That part is a text of decimal integers with a space between: full_s, and then successive instants of
+-- the schedule in µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute
+-- after steps alone have filled every bucket of the template twice.
 
 -- schedule decodes that text. It returns nil if the text is empty.
 local function schedule(text)
@@ -398,7 +398,7 @@ local function advance(s, p, instants, now)
   end
   return steps
 end
--- Shared by the scripts that may deny tokens; it follows bucket.
+-- Shared by the scripts that may deny tokens. Include it after bucket.
 
 -- policy_text returns the text of the policy for a reply, '' for none. If the policy has a grant that isn't in force,
 -- grant_era is 0 in the text. Only a pool's bucket has a grant.
@@ -418,12 +418,13 @@ end
 
 -- wait_us returns the time until the bucket holds n tokens, if no caller takes any. It returns 0 if the bucket holds
 -- them, and -1 if it never will. The time ends with the first refill at which the tokens are due. If that refill is
--- overdue, the time is half an interval. If the outstanding tokens leave no room for n, the time does not end before
--- the first record does.
+-- overdue, the time is half an interval. If the outstanding tokens leave no room for n, it is at least the time until
+-- the first reservation or lease ends.
 local function wait_us(s, p, tokens, n, now)
   if tokens >= n then return 0 end
   if not p or n > p.capacity then return -1 end
-  local need, due = n - tokens + s.debt, 0
+  local need = n - tokens + s.debt
+  local due
   if p.stepped then
     if s.next <= s.step then return -1 end
     due = s.next + (math.ceil(need / p.tokens) - 1) * (s.next - s.step)
@@ -431,9 +432,9 @@ local function wait_us(s, p, tokens, n, now)
     local units = need * p.per - s.carry
     local last = s.last
     local granted = 0
-    local t = 0
+    local t
     if now < last - TOLERANCE_US then
-      last = now -- the clock went back: the next refill begins an era here, without a grant
+      last = now -- the clock went back: the next refill begins an era at this time, without a grant
     elseif p.grant_era == s.era then
       granted = max(0, p.grant_end - last)
     end
@@ -454,12 +455,12 @@ local function wait_us(s, p, tokens, n, now)
 end
 
 -- denial counts a denied take of n tokens, and returns the values of the reply: tokens, wait_us, era, index, last_us,
--- now_us, pol. wait_us is the time until each tokens, and those that must be left, are due. If the bucket has no state,
--- the numbers of the state are 0 and pol is ''.
-local function denial(key, s, p, now, tokens, n, each, leave)
+-- now_us, pol. wait_us is the time until the needed tokens, and those that must be left, are due. needed is n, or 1 if
+-- the take accepts fewer than n. If the bucket has no state, the numbers of the state are 0 and pol is ''.
+local function denial(key, s, p, now, tokens, n, needed, leave)
   if not p then return tokens, -1, 0, 0, 0, now, '' end
   if n <= p.capacity then count_denied(key, p, n) end
-  return tokens, wait_us(s, p, tokens, each + leave, now), s.era, s.index, s.last, now, policy_text(s, p)
+  return tokens, wait_us(s, p, tokens, needed + leave, now), s.era, s.index, s.last, now, policy_text(s, p)
 end
 -- Shared by the scripts that take.
 --
@@ -470,8 +471,8 @@ local function least(leave, capacity)
   if not percent then return tonumber(leave) end
   return math.floor(capacity / 100) * percent + math.ceil(capacity % 100 * percent / 100)
 end
--- Shared by the scripts that give a template's bucket its expiry; it follows policy. To arm a bucket is to give its
--- keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
+-- Shared by the scripts that give a template's bucket its expiry. Include it after policy. To arm a bucket is to give
+-- its keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
 -- refills from empty to full, and at least a minute, after it was last armed. A budget expires a minute after steps
 -- have filled it twice. Only buckets whose policy in force is a template's are armed.
 
@@ -484,7 +485,7 @@ end
 -- first_end returns the first instant, in ms, at which one of a bucket's keys expires. It returns nil if one of the
 -- keys has no expiry, or expires at the instant after or before it.
 local function first_end(keys, after)
-  local first = nil
+  local first
   for i = 3, 1, -1 do
     local at = pcall('PEXPIRETIME', keys[i])
     if type(at) ~= 'number' or at <= after then return nil end

@@ -1,4 +1,5 @@
--- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters; it follows redis.
+-- Shared by the scripts of buckets and limits that no refiller refills, and by the rules of limiters. Include it after
+-- redis.
 
 -- store writes a value to a key that expires at the instant until_us, rounded up to a millisecond.
 local function store(key, value, until_us)

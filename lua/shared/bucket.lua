@@ -1,4 +1,4 @@
--- Shared by the scripts that open a bucket; it follows redis and policy. {K}:ctl is a hash:
+-- Shared by the scripts that open a bucket. Include it after redis and policy. {K}:ctl is a hash:
 --   st   era last_us index carry, and of a stepped bucket step_us next_us. They are decimal, with one space between.
 --        era and the instants are 16 characters wide, with spaces in front. If there is a field out, a + comes after
 --        carry; in a stepped bucket it replaces the space. index is a copy of {K}, as our last write left it. last_us

@@ -1,4 +1,4 @@
--- Shared by the scripts that credit tokens; it follows policy.
+-- Shared by the scripts that credit tokens. Include it after policy.
 --
 -- credit credits a bucket of policy p that holds tokens. If p is stepped, the credit is that of the steps; otherwise it
 -- is that of the time from last to now. The credit first pays debt, and then adds tokens as far as there is room. A

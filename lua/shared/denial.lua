@@ -1,4 +1,4 @@
--- Shared by the scripts that may deny tokens. They include it after bucket.
+-- Shared by the scripts that may deny tokens. Include it after bucket.
 
 -- policy_text returns the text of the policy for a reply, '' for none. If the policy has a grant that isn't in force,
 -- grant_era is 0 in the text. Only a pool's bucket has a grant.

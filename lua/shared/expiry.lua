@@ -1,5 +1,5 @@
--- Shared by the scripts that give a template's bucket its expiry; it follows policy. To arm a bucket is to give its
--- keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
+-- Shared by the scripts that give a template's bucket its expiry. Include it after policy. To arm a bucket is to give
+-- its keys an expiry. All keys of a bucket expire at the same whole second. That is twice the time in which the bucket
 -- refills from empty to full, and at least a minute, after it was last armed. A budget expires a minute after steps
 -- have filled it twice. Only buckets whose policy in force is a template's are armed.
 

@@ -1,4 +1,4 @@
--- Shared by the scripts that know a flow by its name; it follows division.
+-- Shared by the scripts that know a flow by its name. Include it after division.
 
 -- fields_of returns the fields of a plan that a take for a flow needs: /, those of its teams, and its own.
 local function fields_of(flow)

@@ -1,4 +1,4 @@
--- Shared by the scripts of reservations and leases; it follows bucket.
+-- Shared by the scripts of reservations and leases. Include it after bucket.
 -- Their KEYS are 1 K, 2 {K}, 3 {K}:ctl, 4 {K}:outstanding, 5 {K}:due.
 -- {K}:outstanding is a hash: id to record, decimal integers with a space between: kind n until_us era, and then
 --   1 lease        seq granted clamped, of its last call; and free, the tokens of the block for which its flow did not
@@ -166,7 +166,6 @@ end
 -- give_back adds n tokens of an era to the bucket, as far as there is room. It returns four numbers: the tokens then
 -- held, and how many of the n tokens were returned, were clamped, and are void because the bucket is in another era.
 local function give_back(s, p, tokens, n, era)
-  if n == 0 then return tokens, 0, 0, 0 end
   if era ~= s.era then return tokens, 0, 0, n end
   local clamped = excess(s, p, tokens, n)
   return tokens + n - clamped, n - clamped, clamped, 0

@@ -1,8 +1,8 @@
--- Shared by the scripts that credit budgets; it follows switch. A budget is a bucket of a template with a schedule. No
--- refill credits it. The call that takes from it does, and it sends the part of the schedule that the script needs.
--- That part is a text of decimal integers with a space between: full_s, and then successive instants of the schedule in
--- µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute after steps alone
--- have filled every bucket of the template twice.
+-- Shared by the scripts that credit budgets. Include it after switch. A budget is a bucket of a template with a
+-- schedule. No refill credits it. The call that takes from it does, and it sends the part of the schedule that the
+-- script needs. That part is a text of decimal integers with a space between: full_s, and then successive instants of
+-- the schedule in µs. Only the last of these instants is still to come. full_s is the instant, in seconds, a minute
+-- after steps alone have filled every bucket of the template twice.
 
 -- schedule decodes that text. It returns nil if the text is empty.
 local function schedule(text)

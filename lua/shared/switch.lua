@@ -1,4 +1,4 @@
--- Shared by the scripts that put another policy in force, except refill; it follows bucket and credit.
+-- Shared by the scripts that put another policy in force, except refill. Include it after bucket and credit.
 
 -- own_step returns 1 if the next step in the bucket's state has come; otherwise 0. If it has come, all steps up to now
 -- count as credited, because the script doesn't know how many have come.

@@ -1,4 +1,4 @@
--- Shared by the scripts that make a take for a flow; it follows denial and division.
+-- Shared by the scripts that make a take for a flow. Include it after denial and division.
 --
 -- A turn describes a take, or a run of takes, for a flow. flow, narrow and wide are the places of the flow and of its
 -- teams among the fields that were read. n and leave are as in takes, with leave in tokens. field is the name under
