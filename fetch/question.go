@@ -61,9 +61,9 @@ func (c *Client) watch(l *line, w *waiter) {
 	}
 }
 
-// overdue delivers the answer of the degraded mode to a waiter whose timeout for a question passed at over, whatever its
-// place in the line. If the degraded mode denies the take, the waiter continues to wait. If this process did not run
-// when the timeout passed, the timeout is extended once, by the delay but at most by its own length.
+// overdue delivers the answer of the degraded mode to a waiter whose timeout for a question passed at over, whatever
+// its place in the line. If the degraded mode denies the take, the waiter continues to wait. If this process did not
+// run when the timeout passed, the timeout is extended once, by the delay but at most by its own length.
 func (c *Client) overdue(l *line, w *waiter, q question, over time.Time, extended bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -317,8 +317,8 @@ func TestATakeFromABucketWithoutStateIsDenied(t *testing.T) {
 	})
 }
 
-// A pool's bucket and one in shadow mode count what they deny, also if they have flows. Others don't, and a take that is
-// made creates no count.
+// A pool's bucket and one in shadow mode count the tokens that they deny, also if they have flows. Other buckets don't.
+// A take that is made creates no count.
 func TestWhichBucketsCountWhatTheyDeny(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
@@ -503,7 +503,7 @@ func TestABucketWhoseEndsWereLostOutlivesItsLastReservation(t *testing.T) {
 	}
 	err = lua.SweepOne(ctx, rdb, "user:1", 10)
 	require.NoError(t, err)
-	for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl", lua.DueKey("user:1"), lua.OutstandingKey("user:1")} {
+	for _, key := range []string{"user:1", "{user:1}", "{user:1}:ctl", "{user:1}:due", "{user:1}:outstanding"} {
 		require.Equal(t, 1060*time.Second, rdb.PTTL(ctx, key).Val(), key)
 	}
 }
@@ -696,4 +696,16 @@ func TestATakeUnderAnotherScheduleCreditsTheStepOfTheOldOne(t *testing.T) {
 	require.EqualValues(t, 30-1, w.take(later, "t:a", 1).Remaining)
 	w.at("2026-01-01T01:20:00Z")
 	require.EqualValues(t, 30-1+7-1, w.take(later, "t:a", 1).Remaining)
+}
+
+func TestTheScriptOfOneCommandTakesTheLastToken(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		require.NoError(t, lua.Load(ctx, rdb))
+		storeCase(ctx, t, rdb, "b", 10)
+		left, err := rdb.Do(ctx, lua.TakesWords(lua.Takes{Key: "b", Runs: one(10)})...).Slice()
+		require.NoError(t, err)
+		require.Equal(t, []any{int64(0)}, left)
+	})
 }
