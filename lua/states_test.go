@@ -344,8 +344,9 @@ func TestWhichBucketsCountWhatTheyDeny(t *testing.T) {
 			require.NoError(t, err)
 			require.False(t, rdb.HExists(ctx, "{b}:ctl", "denied").Val(), c.name)
 			for _, n := range []int64{1000, 1001} { // the second is more than the capacity
-				_, _, err = lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "b", N: n}})
+				ok, _, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: "b", N: n}})
 				require.NoError(t, err)
+				require.Equal(t, b.Control.Terms.Shadow, ok, c.name)
 			}
 			require.Equal(t, c.want, rdb.HGet(ctx, "{b}:ctl", "denied").Val(), c.name)
 		}
@@ -391,6 +392,7 @@ func TestWhenATakeRenewsTheExpiryOfABucket(t *testing.T) {
 		{"the index has no expiry", time.Second, "{user:1}", 0, 121 * time.Second},
 		{"the state has no expiry", time.Second, "{user:1}:ctl", 0, 121 * time.Second},
 		{"a quarter more than the 1,150 s of a reservation of 1,000 s", 0, "", 1000 * time.Second, 1438 * time.Second},
+		{"a quarter more than the 151 s of a reservation of a second", 0, "", time.Second, 189 * time.Second},
 	} {
 		m.FlushAll()
 		m.SetTime(begin)
@@ -698,14 +700,248 @@ func TestATakeUnderAnotherScheduleCreditsTheStepOfTheOldOne(t *testing.T) {
 	require.EqualValues(t, 30-1+7-1, w.take(later, "t:a", 1).Remaining)
 }
 
-func TestTheScriptOfOneCommandTakesTheLastToken(t *testing.T) {
+func TestWhatTheScriptOfOneCommandTakes(t *testing.T) {
 	t.Parallel()
 	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
 		ctx := t.Context()
 		require.NoError(t, lua.Load(ctx, rdb))
-		storeCase(ctx, t, rdb, "b", 10)
-		left, err := rdb.Do(ctx, lua.TakesWords(lua.Takes{Key: "b", Runs: one(10)})...).Slice()
-		require.NoError(t, err)
-		require.Equal(t, []any{int64(0)}, left)
+		require.NoError(t, rdb.RPush(ctx, "list", "element").Err())
+		sha := lua.TakesWords(lua.Takes{Key: "b", Runs: one(1)})[1]
+		for _, c := range []struct {
+			name    string
+			numbers []any // tokens to take of each bucket, and bounds
+			want    []any
+		}{
+			{"the last token", []any{10, 1, 1}, []any{int64(0), int64(-1), int64(-1)}},
+			{"one more than there is", []any{11, 1, 1}, []any{int64(-1), int64(-1), int64(-1)}},
+			{"below the bound", []any{4, 1, 1, 1, 0, 11}, []any{int64(6), int64(-1), int64(-1)}},
+			{"at the bound", []any{4, 1, 1, 1, 0, 10}, []any{int64(-1), int64(-1), int64(-1)}},
+			{"what must be left stays", []any{4, 1, 1, 1, 6, -1}, []any{int64(6), int64(-1), int64(-1)}},
+			{"it does not stay", []any{4, 1, 1, 1, 7, -1}, []any{int64(-1), int64(-1), int64(-1)}},
+		} {
+			require.NoError(t, rdb.Set(ctx, "b", 10, 0).Err())
+			words := append([]any{"evalsha", sha, 3, "b", "missing", "list"}, c.numbers...)
+			left, err := rdb.Do(ctx, words...).Slice()
+			require.NoError(t, err)
+			require.Equal(t, c.want, left, c.name)
+		}
 	})
+}
+
+func TestARequestOfSeveralBucketsIsRememberedForItsTime(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	storeCase(ctx, t, rdb, "b", 10)
+	demands := []lua.Demand{{Key: "b", N: 4}}
+	for _, repeated := range []bool{false, true} {
+		ok, replies, err := lua.TakeAllOnce(ctx, rdb, "request", time.Minute, demands)
+		require.NoError(t, err)
+		require.True(t, ok)
+		reply := replies[0]
+		require.EqualValues(t, 6, reply.Remaining)
+		require.Zero(t, reply.Wait)
+		if repeated {
+			require.Zero(t, reply.Version.Index)
+			require.Zero(t, reply.Last)
+		}
+		require.Equal(t, time.Minute, rdb.PTTL(ctx, lua.RequestKey("b", "request")).Val())
+	}
+	require.NoError(t, rdb.Del(ctx, lua.RequestKey("b", "request")).Err())
+	require.NoError(t, rdb.RPush(ctx, lua.RequestKey("b", "request"), "element").Err())
+	_, _, err := lua.TakeAllOnce(ctx, rdb, "request", time.Minute, demands)
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, lua.RequestKey("b", "request"))
+}
+
+func TestARequestOfABucketWithoutStateOrTokens(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	take := func(key, id string, run policy.Run) lua.TakeReply {
+		reply, err := lua.TakeOnce(ctx, rdb, key, id, run, time.Minute)
+		require.NoError(t, err)
+		return reply
+	}
+	half := policy.Leave{Percent: 50}
+
+	require.NoError(t, rdb.Set(ctx, "plain", 1, 0).Err())
+	plain := take("plain", "1", policy.Run{N: 1, Count: 1, Leave: half})
+	require.True(t, plain.OK, "half of an unknown capacity is 0")
+	require.False(t, plain.Repeated)
+	require.Zero(t, plain.Version)
+
+	b := storeCase(ctx, t, rdb, "b", 10)
+	require.NoError(t, rdb.Del(ctx, "b").Err())
+	lost := take("b", "2", policy.Run{N: 1, Count: 1})
+	require.False(t, lost.OK)
+	require.Zero(t, lost.Remaining)
+
+	b.Control.Terms.Tokens = 1
+	b.Control.Terms.Per = second
+	b.Control.Last = embeddedNow
+	b.Tokens = new(int64)
+	store(ctx, t, rdb, "b", b)
+	empty := take("b", "3", policy.Run{N: 1, Count: 5, UpTo: true})
+	require.False(t, empty.OK)
+	require.Equal(t, time.Second, empty.Wait, "for one token")
+}
+
+func TestATakeFromOneTokenOfAForeignClient(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		require.NoError(t, rdb.Set(ctx, "plain", 1, 0).Err())
+		runs := []policy.Run{{N: 1, Count: 1, Leave: policy.Leave{Percent: 50}}}
+		plain, err := takeWhole(ctx, rdb, lua.Takes{Key: "plain", Runs: runs})
+		require.NoError(t, err)
+		require.True(t, plain.OK, "half of an unknown capacity is 0")
+		require.Zero(t, plain.Version)
+		require.Zero(t, plain.Last)
+		plain, err = takeWhole(ctx, rdb, lua.Takes{Key: "plain", Runs: runs})
+		require.NoError(t, err)
+		require.Equal(t, -time.Microsecond, plain.Runs[0].Wait)
+
+		require.NoError(t, rdb.Set(ctx, "user:1", 1, 0).Err())
+		adopted, err := takeTemplate(ctx, rdb, "user:1", user(), one(1), false, false)
+		require.NoError(t, err)
+		require.True(t, adopted.OK)
+		require.Zero(t, adopted.Remaining, "the bucket is adopted, and not created")
+	})
+}
+
+// An override has the schedule of its template, also after the template got another one.
+func TestABudgetWithAnOverrideFollowsTheNewSchedule(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, terms := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	own := terms
+	own.Capacity = 1000
+	own.Initial = 1000
+	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	w.at("2026-01-01T01:00:10Z")
+	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
+	require.EqualValues(t, 2*30-1, w.take(later, "t:a", 1).Remaining, "of 00:40 and 01:00")
+}
+
+func TestAnIndexThatIsNoNumberIsNamed(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	require.NoError(t, w.rdb.Set(t.Context(), "{t:a}", "text", 0).Err())
+	w.at("2026-01-01T01:00:10Z")
+	_, err := lua.TakeWhole(t.Context(), w.rdb, lua.Takes{Key: "t:a", Runs: one(1), Template: template})
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, `"{t:a}"`)
+
+	require.NoError(t, w.rdb.Set(t.Context(), "{user:1}", "text", 0).Err())
+	_, err = takeTemplate(t.Context(), w.rdb, "user:1", user(), one(1), false, false)
+	require.ErrorIs(t, err, lua.ErrMalformedBucket)
+	require.ErrorContains(t, err, `"{user:1}"`)
+}
+
+// callRecorder counts calls, and has the length of their longest argument.
+type callRecorder struct{ count, longest int }
+
+func (*callRecorder) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *callRecorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count++
+		for _, arg := range cmd.Args()[1:] {
+			c.longest = max(c.longest, len(fmt.Sprint(arg)))
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (*callRecorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second one has
+// those around the present, and not all of them since 1970.
+func TestACallWithTheWrongInstantsIsRepeatedWithAFew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.NoError(t, lua.Load(t.Context(), w.rdb))
+	calls := &callRecorder{}
+	w.rdb.AddHook(calls)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	w.at("2026-01-01T01:00:10Z")
+	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
+	require.EqualValues(t, 30-1, w.take(later, "t:a", 1).Remaining)
+	require.Less(t, calls.longest, 1000)
+	calls.count = 0
+	require.False(t, w.take(later, "t:a", 50).OK)
+	require.Equal(t, 1, calls.count, "nothing is to be swept")
+}
+
+// The reservation's 90 tokens come back, and are needed for the second take. The first take is made once.
+func TestATakeThatNeedsASweepIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.EqualValues(t, 99, w.take(template, "t:a", 1).Remaining)
+	call := lua.ReserveCall{ID: "r", N: 89, TTL: time.Second}
+	_, err := lua.Reserve(t.Context(), w.rdb, "t:a", call)
+	require.NoError(t, err)
+	w.at("2026-01-01T00:00:40Z")
+	runs := []policy.Run{{N: 5, Count: 1}, {N: 20, Count: 1}}
+	reply, err := lua.TakeWhole(t.Context(), w.rdb, lua.Takes{Key: "t:a", Runs: runs, Template: template})
+	require.NoError(t, err)
+	require.EqualValues(t, 99-5-20, reply.Remaining)
+}
+
+// The caller enters a bucket's expiry in the sets of its template if they are in other slots.
+func TestWhichTakesReturnTheExpiryOfTheBucket(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	for crossSlot, want := range map[bool]int64{false: 0, true: embeddedNow/second + 120} {
+		call := user()
+		call.CrossSlot = crossSlot
+		reply, err := takeTemplate(ctx, rdb, fmt.Sprint("user:", crossSlot), call, one(5), false, false)
+		require.NoError(t, err)
+		require.Equal(t, want, reply.Till)
+	}
+	storeCase(ctx, t, rdb, "b", 10)
+	reply, err := takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: one(1)})
+	require.NoError(t, err)
+	require.Zero(t, reply.Till)
+}
+
+// Takes of more than the capacity of 1000 can never be made.
+func TestWhichTakesOfARunCountAsDenied(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	for _, c := range []struct {
+		tokens int64
+		run    policy.Run
+		want   string
+	}{
+		{2, policy.Run{N: 1, Count: 5}, "3"},
+		{2, policy.Run{N: 1, Count: 1001}, "999"},
+		{2, policy.Run{N: 1000, Count: 1}, "1000"},
+		{2, policy.Run{N: 999, Count: 1, Leave: policy.Leave{Tokens: 1}}, "999"},
+		{2, policy.Run{N: 1000, Count: 1, Leave: policy.Leave{Tokens: 1}}, ""},
+		{2, policy.Run{N: 1001, Count: 1}, ""},
+		{2, policy.Run{N: 1, Count: 5, UpTo: true}, ""},
+		{0, policy.Run{N: 1, Count: 1000, UpTo: true}, "1000"},
+		{0, policy.Run{N: 1, Count: 1001, UpTo: true}, ""},
+	} {
+		b := buckettest.Bucket(c.tokens, embeddedNow, 0)
+		b.Control.Terms.Pool = true
+		b.Control.Terms.PoolsVersion = 3
+		store(ctx, t, rdb, "b", b)
+		_, err := takeWhole(ctx, rdb, lua.Takes{Key: "b", Runs: []policy.Run{c.run}})
+		require.NoError(t, err)
+		require.Equal(t, c.want, rdb.HGet(ctx, "{b}:ctl", "denied").Val(), "%+v", c.run)
+	}
 }

@@ -96,7 +96,6 @@ for b, at in ipairs(buckets) do
   at.tokens = tokens or 0
   at.keep = least(at.leave, p.capacity)
   at.fits = at.tokens - at.keep >= at.n
-  at.paid = 0
   if at.flows and not try_flow(at) then return {3, at.flows} end
   fit = fit and (at.fits or p.enforcement % 8 >= 4)
 end

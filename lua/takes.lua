@@ -95,7 +95,7 @@ end
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
-  local following, latest = nil, nil
+  local following, latest
   if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
   if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
   -- A plain client that tries to take from a missing bucket leaves K with 0 tokens and nothing else. A number below 0
@@ -214,7 +214,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local changed = not p
-  local why = nil
+  local why
   if p and t then
     p, tokens, changed, why = follow(s, k, t, p, tokens)
   elseif t then
