@@ -863,8 +863,8 @@ func (*callRecorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.P
 	return next
 }
 
-// The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second one has
-// those around the present, and not all of them since 1970.
+// The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second call
+// has the instants around the present, and not all of them since 1970.
 func TestACallWithTheWrongInstantsIsRepeatedWithAFew(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
@@ -944,4 +944,25 @@ func TestWhichTakesOfARunCountAsDenied(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, c.want, rdb.HGet(ctx, "{b}:ctl", "denied").Val(), "%+v", c.run)
 	}
+}
+
+// The table has room for ten unlisted flows, and for a team more. Flows of a team that has its place count under it,
+// also after the table became full.
+func TestATeamThatIsCountedKeepsItsPlace(t *testing.T) {
+	t.Parallel()
+	withEmbedded(t, func(t *testing.T, rdb *redis.Client) {
+		ctx := t.Context()
+		storeDivided(ctx, t, rdb, "b")
+		plan := listing(2)
+		plan.Most = 10
+		require.NoError(t, planned(ctx, rdb, "b", plan))
+		flows := []string{"0", "1", "2", "3", "4", "5", "6", "7", "8", "9", "team/a", "other/b", "team/c"}
+		for _, flow := range flows {
+			_, err := takeFor(ctx, rdb, "b", flow, 1)
+			require.NoError(t, err)
+		}
+		use := rdb.HGetAll(ctx, lua.UseKey("b")).Val()
+		require.Equal(t, "2", use["team/"], "%v", use)
+		require.Equal(t, "1", use["/"], "%v", use)
+	})
 }

@@ -162,7 +162,6 @@ local function serve(flow, narrow, wide, n, count, leave, before, tokens)
     if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
   end
   local paid = at and first or 0
-  if first == count then return first, paid end
   return first + min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each)), paid
 end
 
