@@ -392,6 +392,15 @@ func TestAMissingRightIsReported(t *testing.T) {
 			_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 1, TTL: time.Minute})
 			return err
 		}},
+		"lease, ends": {"zrem", func() error {
+			call := lua.LeaseCall{ID: "block", Seq: 1, Want: 5, TTL: time.Minute}
+			_, err := lua.Lease(ctx, rdb, "b", call)
+			require.NoError(t, err)
+			call.Seq = 2
+			call.Want = 0
+			_, err = lua.Lease(ctx, rdb, "b", call)
+			return err
+		}},
 		"reserve, ends": {"zrange", func() error {
 			_, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "x", N: 1, TTL: time.Minute})
 			return err

@@ -644,6 +644,7 @@ func TestABudgetWithALargerOverrideIsCreditedAllOfItsSteps(t *testing.T) {
 	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
 	require.NoError(t, err)
 	w.at("2026-01-01T20:00:00Z")
+	require.True(t, w.take(template, "t:b", 1).OK, "the template now has the instants around the present")
 	require.EqualValues(t, 20*30-1, w.take(template, "t:a", 1).Remaining)
 }
 

@@ -96,10 +96,10 @@ func (r *Reply) refilled() Refilled {
 	return Refilled{Version: policy.Version{Era: r.Int(), Index: r.Int()}, Last: r.Int(), Now: r.Int()}
 }
 
-// micros converts a number of microseconds to a Duration. It returns at least -1 µs, and at most the longest Duration.
+// micros converts a number of microseconds to a Duration, as far as a Duration can hold it.
 func micros(us int64) time.Duration {
 	const most = int64(1<<63-1) / int64(time.Microsecond)
-	return time.Duration(min(max(us, -1), most)) * time.Microsecond
+	return time.Duration(min(max(us, -most), most)) * time.Microsecond
 }
 
 // ReturnReply is the reply to a return.
