@@ -371,6 +371,10 @@ func TestAMissingRightIsReported(t *testing.T) {
 			_, err := lua.PublishTemplates(ctx, rdb, templateSet(t, 7, 60))
 			return err
 		}},
+		"takes, active set": {"sadd", func() error {
+			_, err := takeTemplate(ctx, rdb, "user:active", user(), one(1), false, false)
+			return err
+		}},
 		"takeonce": {"get", func() error {
 			_, err := lua.TakeOnce(ctx, rdb, "b", "r", run, time.Minute)
 			return err
