@@ -967,3 +967,18 @@ func TestATeamThatIsCountedKeepsItsPlace(t *testing.T) {
 		require.Equal(t, "1", use["/"], "%v", use)
 	})
 }
+
+func TestALazyBucketThatIsFullDoesNotExist(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	_, rdb := embedded(t)
+	reply, err := lua.SetOverride(ctx, rdb, "user:1", userTerms, userTerms, policy.EnforceLazy)
+	require.NoError(t, err)
+	require.False(t, reply.Exists)
+	_, err = lua.LazyTake(ctx, rdb, "user:1", &userTerms, one(1), false)
+	require.NoError(t, err)
+	reply, err = lua.SetOverride(ctx, rdb, "user:1", userTerms, userTerms, policy.EnforceLazy)
+	require.NoError(t, err)
+	require.True(t, reply.Exists)
+	require.EqualValues(t, userTerms.Capacity-1, reply.Tokens)
+}
