@@ -1,0 +1,164 @@
+package lua_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/stretchr/testify/require"
+
+	"github.com/tokenrefill/refiller/lua"
+	"github.com/tokenrefill/refiller/policy"
+)
+
+// The steps of a budget that several policies and schedules have in common. The numbers wanted are worked out by hand.
+
+// hourlyBudget returns a template whose buckets hold 100 tokens and get 30 at each hour, and its policy.
+func hourlyBudget(t *testing.T) (*lua.Template, policy.Terms) {
+	t.Helper()
+	p := policy.Policy{Capacity: 100, Steps: policy.Every(time.Hour), StepTokens: 30}
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "t:", Policy: p}}, nil)
+	require.NoError(t, err)
+	return lua.NewTemplate(set.Of("t:"), false), set.Of("t:").Terms
+}
+
+// The override needs more steps to fill the budget than the template, so the instants of a first call don't suffice.
+func TestABudgetWithALargerOverrideIsCreditedAllOfItsSteps(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, terms := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	own := terms
+	own.Capacity = 1000
+	own.Initial = 1000
+	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	w.at("2026-01-01T20:00:00Z")
+	require.True(t, w.take(template, "t:b", 1).OK, "the template now has the instants around the present")
+	require.EqualValues(t, 20*30-1, w.take(template, "t:a", 1).Remaining)
+}
+
+// The script of an override doesn't know the schedule. It credits the step in the bucket's state, once.
+func TestAnOverrideCreditsTheStepOfABudgetOnce(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct {
+		at   string
+		want int64
+	}{
+		{"2026-01-01T00:59:59.999999Z", 0},
+		{"2026-01-01T01:00:00Z", 30},
+		{"2026-01-01T01:00:10Z", 30},
+	} {
+		w := newWorld(t, "2026-01-01T00:00:30Z")
+		template, terms := hourlyBudget(t)
+		require.True(t, w.take(template, "t:a", 100).OK)
+		w.at(c.at)
+		own := terms
+		own.Capacity = 200
+		own.Initial = 200
+		reply, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
+		require.NoError(t, err)
+		require.Equal(t, c.want, reply.Tokens, c.at)
+		w.at("2026-01-01T01:00:20Z")
+		require.EqualValues(t, 30-1, w.take(template, "t:a", 1).Remaining, c.at)
+	}
+}
+
+func TestAnOverrideCreditsNoStepThatTheStateDoesNotName(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, terms := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	step := w.now.UnixMicro()
+	st := fmt.Sprintf("%16d %16d 1 0 %16d %16d", step, step, step, step)
+	require.NoError(t, w.rdb.HSet(t.Context(), "{t:a}:ctl", "st", st).Err())
+	w.at("2026-01-01T00:00:40Z")
+	reply, err := lua.SetOverride(t.Context(), w.rdb, "t:a", terms, terms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	require.Zero(t, reply.Tokens)
+}
+
+// A take with another schedule doesn't know how many steps of the old one have come. It credits the one in the state.
+func TestATakeUnderAnotherScheduleCreditsTheStepOfTheOldOne(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	w.at("2026-01-01T01:00:10Z")
+	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
+	require.EqualValues(t, 30-1, w.take(later, "t:a", 1).Remaining)
+	w.at("2026-01-01T01:20:00Z")
+	require.EqualValues(t, 30-1+7-1, w.take(later, "t:a", 1).Remaining)
+}
+
+// An override has the schedule of its template, also after the template got another one.
+func TestABudgetWithAnOverrideFollowsTheNewSchedule(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, terms := hourlyBudget(t)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	own := terms
+	own.Capacity = 1000
+	own.Initial = 1000
+	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
+	require.NoError(t, err)
+	w.at("2026-01-01T01:00:10Z")
+	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
+	require.EqualValues(t, 2*30-1, w.take(later, "t:a", 1).Remaining, "of 00:40 and 01:00")
+}
+
+// callRecorder counts calls, and has the length of their longest argument.
+type callRecorder struct{ count, longest int }
+
+func (*callRecorder) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (c *callRecorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count++
+		for _, arg := range cmd.Args()[1:] {
+			c.longest = max(c.longest, len(fmt.Sprint(arg)))
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func (*callRecorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second call
+// has the instants around the present, and not all of them since 1970.
+func TestACallWithTheWrongInstantsIsRepeatedWithAFew(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.NoError(t, lua.Load(t.Context(), w.rdb))
+	calls := &callRecorder{}
+	w.rdb.AddHook(calls)
+	require.True(t, w.take(template, "t:a", 100).OK)
+	w.at("2026-01-01T01:00:10Z")
+	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
+	require.EqualValues(t, 30-1, w.take(later, "t:a", 1).Remaining)
+	require.Less(t, calls.longest, 1000)
+	calls.count = 0
+	require.False(t, w.take(later, "t:a", 50).OK)
+	require.Equal(t, 1, calls.count, "nothing is to be swept")
+}
+
+// The reservation's 90 tokens come back, and are needed for the second take. The first take is made once.
+func TestATakeThatNeedsASweepIsMadeOnce(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-01-01T00:00:30Z")
+	template, _ := hourlyBudget(t)
+	require.EqualValues(t, 99, w.take(template, "t:a", 1).Remaining)
+	call := lua.ReserveCall{ID: "r", N: 89, TTL: time.Second}
+	_, err := lua.Reserve(t.Context(), w.rdb, "t:a", call)
+	require.NoError(t, err)
+	w.at("2026-01-01T00:00:40Z")
+	runs := []policy.Run{{N: 5, Count: 1}, {N: 20, Count: 1}}
+	reply, err := lua.TakeWhole(t.Context(), w.rdb, lua.Takes{Key: "t:a", Runs: runs, Template: template})
+	require.NoError(t, err)
+	require.EqualValues(t, 99-5-20, reply.Remaining)
+}
