@@ -61,7 +61,7 @@ func newClient(t testing.TB, rdb redis.UniversalClient, opts ...Option) *Client 
 	return c
 }
 
-// slow is a timeout that passes only if a test hangs.
+// slow is a timeout so long that it ends a call only if a test hangs.
 func slow() SharedOption { return WithTimeout(patience) }
 
 // hourly is the policy of a bucket that holds capacity tokens and gains one token an hour, so none during a test.
@@ -78,7 +78,7 @@ func createBucket(t testing.TB, rdb lua.Client, key string, p policy.Policy) {
 	require.Equal(t, policy.StatusInitialised, out.Status)
 }
 
-// createUnder puts a policy in force under a later version.
+// createUnder creates nothing: it puts a policy in force in a bucket that exists, under a later version.
 func createUnder(t testing.TB, rdb lua.Client, key string, p policy.Policy, version int64) {
 	t.Helper()
 	terms := p.Terms(policy.Fence{Epoch: version})
@@ -153,7 +153,7 @@ func forgetUnused(c *Client) {
 	}
 }
 
-// held returns the number of buckets. A bucket that is in both halves counts twice.
+// held returns the number of buckets that the shards hold. A bucket in both the young and the old half counts twice.
 func (bs *buckets) held() (n int) {
 	for i := range bs.shards {
 		n += len(bs.shards[i].young) + len(bs.shards[i].old)
@@ -161,7 +161,8 @@ func (bs *buckets) held() (n int) {
 	return n
 }
 
-// lineIs reports whether the bucket has a line of callers without a leave for which the condition holds.
+// lineIs reports whether the condition holds for the bucket's line of callers that name neither a flow nor a leave. It
+// returns false if there is no such line.
 func lineIs(c *Client, key string, condition func(*line) bool) bool {
 	ls := c.buckets.find(key).lines.Load()
 	if ls == nil {

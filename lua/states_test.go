@@ -12,8 +12,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// What the scripts read from the keys of a bucket that other programs, other releases or other clocks have written. The
-// numbers wanted are worked out by hand.
+// These tests check what the scripts read from a bucket's keys if another program, another release or a server with
+// another clock has written them. The expected numbers are worked out by hand.
 
 func TestEachStateThatCanNotBeReadIsMalformed(t *testing.T) {
 	t.Parallel()
@@ -22,6 +22,7 @@ func TestEachStateThatCanNotBeReadIsMalformed(t *testing.T) {
 		const instants = "1700000000000000 1700000000000000"
 		smooth := "1 0 100 0 1 1000000"
 		stepped := scheduled(3)
+		// A bucket that has the field out also has a mark in its state: the + after carry.
 		for _, c := range []struct{ name, st, pol, out string }{
 			{"the era is shorter than 16 characters", "170000000000000 1700000000000000 1 0", smooth, ""},
 			{"the last refill is shorter", "1700000000000000 170000000000000 1 0", smooth, ""},
@@ -62,7 +63,7 @@ func TestABucketWithARateHasNoSteps(t *testing.T) {
 	})
 }
 
-// Servers whose clocks differ by up to 50 ms may take turns without an era's end.
+// While the clocks of servers that take turns at a bucket differ by up to 50 ms, the bucket's era goes on.
 func TestAClockThatIsBehindByMoreThanTheToleranceBeginsAnEra(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -95,7 +96,8 @@ func TestOneTokenThatAPoolsBucketGetsIsCounted(t *testing.T) {
 	require.Equal(t, "1", rdb.HGet(ctx, "{b}:ctl", "added").Val())
 }
 
-// 1/49*49 is less than 1 in floating point.
+// The capacity stays 49, so a proportional carry-over must keep the tokens as they are. If the script scaled them, the
+// last one would be lost: 1/49*49 is less than 1 in floating point.
 func TestALastTokenStaysIfTheCapacityDoes(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -114,7 +116,8 @@ func TestALastTokenStaysIfTheCapacityDoes(t *testing.T) {
 	require.EqualValues(t, 1, out.Tokens)
 }
 
-// Zeros at the end of a policy are left out, so that equal policies are equal texts.
+// If an override is unset and no template matches the key any more, the bucket keeps the override's policy, under
+// version 0. Zeros at the end of a policy are left out, so that equal policies are equal texts.
 func TestAPolicyWithoutATemplateKeepsItsShortText(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -167,7 +170,8 @@ func TestTokensOfUpTo53BitsAreRead(t *testing.T) {
 	})
 }
 
-// Each refill is the first one for ten seconds.
+// Each refill is the first one for ten seconds. It credits the last five intervals, or the last two seconds if
+// they are longer.
 func TestARefillCreditsTheLastFiveIntervalsOrTwoSeconds(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -185,6 +189,7 @@ func TestARefillCreditsTheLastFiveIntervalsOrTwoSeconds(t *testing.T) {
 	}
 }
 
+// The key of a bucket's index is the name in braces. If its value isn't a number, the error names that key.
 func TestAnIndexThatIsNoNumberIsNamed(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")

@@ -11,7 +11,8 @@ import (
 
 // BenchmarkCoordinatorPeriod measures the work of a coordinator in one report period, without the network. The regions
 // report on 1000 pools, one region after the other, with new random demands, and get grants. A period is 1 s. So ns/op
-// divided by 10⁹ is the part of a core that a coordinator needs, and the bytes are those written to etcd per second.
+// divided by 10⁹ is the part of a core that a coordinator needs. MB-shares and MB-reports are what the coordinator and
+// the regions write to etcd per second.
 func BenchmarkCoordinatorPeriod(b *testing.B) {
 	for _, regions := range []int{20, 50} {
 		b.Run(fmt.Sprintf("%d regions", regions), func(b *testing.B) { coordinatorPeriod(b, regions) })

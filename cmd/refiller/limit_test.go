@@ -70,6 +70,8 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	}
 }
 
+// In version 6, the file had user:1 as a bucket. In version 7, it has only a template that matches user:1. The policy
+// of version 6 is still in force.
 func TestLimitReportsABucketThatLeftTheFile(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
@@ -103,7 +105,8 @@ func TestCheckShowsTemplates(t *testing.T) {
 	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
 }
 
-// No replica refills a bucket of a template while it is full. After a reset to fewer tokens it is refilled.
+// A template's bucket that is full leaves the active set, so no replica refills it. A reset to fewer tokens puts it
+// back into the set.
 func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)

@@ -15,8 +15,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// continuous is an independent model. Credit in units of 1/per token flows into each bucket all the time, and credit
-// above the capacity is lost.
+// continuous is an independent model. Credit flows into each bucket all the time, and credit above the capacity is
+// lost. The unit of credit is a token divided by per.
 type continuous struct {
 	full, tokens, per int64
 	level, last       map[string]int64
@@ -42,8 +42,8 @@ func (c *continuous) take(key string, now int64) bool {
 	return ok
 }
 
-// TestALogOfAnyTime checks that a log gets the same results whether it begins before 1970, at its first instant or
-// after it.
+// TestALogOfAnyTime checks that a log gets the same results whether it begins before 1970, at the first instant of 1970
+// or later.
 func TestALogOfAnyTime(t *testing.T) {
 	t.Parallel()
 	for _, start := range []int64{-5, -2, -1, 0, 1, -1e15, 1e16} {
@@ -86,8 +86,8 @@ func TestAgreesWithContinuousCredit(t *testing.T) {
 	})
 }
 
-// TestAgreesWithTheScripts runs takes and refills on a real server in real time
-// and the model at the instants that the server names.
+// TestAgreesWithTheScripts compares Buckets with the scripts. The scripts run on a real server in real time. Buckets
+// get the instants that the server names.
 func TestAgreesWithTheScripts(t *testing.T) {
 	t.Parallel()
 	ctx, rdb := t.Context(), testenv.Redis(t).Client()

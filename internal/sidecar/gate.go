@@ -32,8 +32,8 @@ const healthPrefix = "/grpc.health.v1.Health/"
 // untimedKey marks the context of a call that came without a deadline.
 type untimedKey struct{}
 
-// tap bounds the time of a call before its request is read. An interceptor can't, because it isn't called if the
-// request never arrives in full.
+// tap bounds the time of a call. It runs before the request is read. An interceptor would come too late: gRPC doesn't
+// call it if the request never arrives in full.
 func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error) {
 	if strings.HasPrefix(info.FullMethodName, healthPrefix) ||
 		strings.HasPrefix(info.FullMethodName, "/grpc.reflection.") {
@@ -43,7 +43,7 @@ func (g *gate) tap(ctx context.Context, info *tap.Info) (context.Context, error)
 		ctx = context.WithValue(ctx, untimedKey{}, true)
 	}
 	ctx, cancel := context.WithTimeout(ctx, g.longest)
-	context.AfterFunc(ctx, cancel) // ctx is cancelled when the call ends
+	context.AfterFunc(ctx, cancel) // not deferred: the call goes on after tap; when it ends, gRPC cancels ctx
 	return ctx, nil
 }
 
@@ -68,7 +68,7 @@ func (g *gate) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return handler(ctx, req)
 }
 
-// doorOf returns the door of a request over gRPC, which is the interface that metrics name.
+// doorOf returns the door through which a request over gRPC came: the interface of the sidecar, as metrics name it.
 func doorOf(req any) string {
 	if _, ok := req.(*rls.RateLimitRequest); ok {
 		return metrics.Envoy
@@ -98,8 +98,8 @@ func asks(method string, req any) call.Asks {
 	return a
 }
 
-// stream ends the streams of reflection and of health watches when the server drains. Otherwise they would not end.
-// HTTP/2 bounds the number of streams.
+// stream passes on the streams of reflection and of health watches, and ends them when the server drains. Otherwise
+// they would not end. They need no turn, because HTTP/2 bounds the number of streams.
 func (g *gate) stream(srv any, ss grpc.ServerStream, _ *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
 	ctx, cancel := context.WithCancel(ss.Context())
 	defer cancel()

@@ -46,7 +46,7 @@ type fileBucket struct {
 	Flow   string `yaml:"flow"`
 }
 
-// keyOfFlow is replaced by the key in the name of a flow.
+// keyOfFlow is the text in a limit's flow that the key of a request replaces.
 const keyOfFlow = "{key}"
 
 type fileLazy struct {
@@ -114,7 +114,7 @@ type parser struct {
 	file    string
 	rdb     redis.UniversalClient
 	buckets *fetch.Client
-	keys    map[string]bool // names that distinguish the takes of the limits
+	keys    map[string]bool // names that are taken by lazy buckets, windows and pacing, also as parts of all
 	errs    []error
 }
 
@@ -239,7 +239,8 @@ func made[C, L any](p *parser, at string, c C, by func(redis.UniversalClient, C)
 	return l
 }
 
-// config reads a lazy bucket, a window or a queue. It returns nil if there is an error.
+// config reads a lazy bucket, a window or pacing, whose name no other of them may have. It returns nil if there is an
+// error.
 func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 	var c limit.Config
 	switch {

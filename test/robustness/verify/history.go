@@ -21,8 +21,8 @@ type bucketHistory struct {
 	hidden   int                           // number of writes without a known reply
 	samples  []record.Sample
 	faults   []record.Fault // faults that affect the bucket
-	cut      int64          // the time from which on linearizability isn't decided
-	excused  bool           // a hidden write may have left no trace
+	cut      int64          // linearizability is decided only for calls that begin before this time
+	excused  bool           // a hidden write may have left no trace, so calls without a possible order are no violation
 }
 
 // write is a refill that wrote.
@@ -117,8 +117,8 @@ func (h *bucketHistory) findWrites() error {
 	return nil
 }
 
-// after reports whether a write was made after a rollback. If the same server goes on after the rollback, an answer may
-// come after the rollback although the write was made before it. Then the server's clock decides.
+// after reports whether a write was made after a rollback. A write that was sent before the rollback's end counts as
+// made before it. But if the same server goes on and the reply came after the start, the server's clock decides.
 func (w *write) after(rollback record.Fault) bool {
 	if rollback.At > 0 && w.outcome != nil && w.from < rollback.Gone && w.to > rollback.Start {
 		return w.now >= rollback.At
