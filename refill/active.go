@@ -34,6 +34,7 @@ type activeSets struct {
 	pollInterval time.Duration // between two polls of the idle shards
 	nextPoll     time.Time
 	polling      bool // a poll is under way
+	polled       bool // the last call was a poll
 }
 
 // newActiveSets makes the activeSets of a worker.
@@ -96,21 +97,40 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next returns one of the calls that are due; nil if none is. If a poll is due, arrivals come first, and then the poll
-// of the idle shards. After these, next begins rounds that are due. Last, it continues rounds that are under way,
-// beginning with the oldest.
+// next returns one of the calls that are due; nil if none is. A poll that is due comes before the rounds, unless the
+// last call was a poll, too. Otherwise no round would go on if a call took longer than the time between two polls.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
 	}
-	if !a.polling && !a.nextPoll.After(now) {
-		if c := a.arrive(ctx); c != nil {
-			return c
-		}
-		if c := a.pollIdle(ctx); c != nil {
+	calls := []func(context.Context, time.Time) call{a.poll, a.round}
+	if a.polled {
+		slices.Reverse(calls)
+	}
+	for _, next := range calls {
+		if c := next(ctx, now); c != nil {
 			return c
 		}
 	}
+	return nil
+}
+
+// poll returns a call that puts arrivals into a shard or, if there are none, polls the idle shards; nil if no poll is
+// due.
+func (a *activeSets) poll(ctx context.Context, now time.Time) call {
+	if a.polling || a.nextPoll.After(now) {
+		return nil
+	}
+	a.polled = true
+	if c := a.arrive(ctx); c != nil {
+		return c
+	}
+	return a.pollIdle(ctx)
+}
+
+// round returns a call of a round; nil if none is due. Rounds that are due begin first. Then those that are under way
+// continue, beginning with the oldest.
+func (a *activeSets) round(ctx context.Context, now time.Time) call {
 	var begin []*shard
 	var oldest *shard
 	for _, s := range a.shards {
@@ -122,11 +142,13 @@ func (a *activeSets) next(ctx context.Context, now time.Time) call {
 			oldest = s
 		}
 	}
+	if len(begin) == 0 && oldest == nil {
+		return nil
+	}
+	a.polled = false
 	switch {
 	case len(begin) > 0:
 		return a.begin(ctx, begin[:min(len(begin), countsAtOnce)])
-	case oldest == nil:
-		return nil
 	case oldest.members.reading:
 		return a.read(ctx, oldest)
 	}

@@ -299,6 +299,32 @@ func TestAReplicaThatIsBehindKeepsTheClaim(t *testing.T) {
 	})
 }
 
+// Calls take longer than the time between two polls of the idle shards, and the replica's own buckets are always due.
+func TestPollsFarAwayDoNotReplaceTheRoundsOfASet(t *testing.T) {
+	for _, ms := range []int{50, 60, 70, 80, 90, 100, 150} {
+		t.Run(fmt.Sprint(ms, " ms one way"), func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:",
+					Policy: policy.Policy{Capacity: 1000, Rate: policy.PerSecond(300), Interval: interval}}}, nil)
+				require.NoError(t, err)
+				buckets := []Bucket{checkout(1000), checkout(1000), checkout(1000)}
+				for i := range buckets {
+					buckets[i].Key = fmt.Sprint("bucket", i)
+				}
+				rep := r.startWith("a", false, 1, set, buckets...)
+				rep.set(func() { rep.latency = time.Duration(ms) * time.Millisecond })
+				for end := time.Now().Add(time.Minute); time.Now().Before(end); time.Sleep(10 * time.Millisecond) {
+					r.server.takeTemplate(set.Of("user:1"), "user:1", 10)
+				}
+				worst := worstGap(r.server, []string{"user:1"})
+				require.Less(t, worst, 2*time.Second)
+				require.NotEmpty(t, r.server.gaps("user:1"))
+				rep.stop()
+			})
+		})
+	}
+}
+
 // A call takes longer than a refill interval, and the replica that takes over the active set needs several calls. The
 // longest stretch that one refill credits is two seconds.
 func TestReplicasFarAwayRefillTheActiveSet(t *testing.T) {

@@ -161,6 +161,21 @@ func (h *bucketHistory) throughSDK() bool {
 	return len(h.run.Meta.Deployment) > 0 || h.run.Meta.Distance > 0 || h.bucket.Overridden || h.bucket.MaxKeys > 0
 }
 
+// hadTokens is how many samples with tokens make a bucket one that consumers must have taken from: some two seconds.
+const hadTokens = 50
+
+// neverFilled reports whether a stepped bucket had tokens only for a moment, because a fault emptied it before its
+// first step.
+func (h *bucketHistory) neverFilled() bool {
+	filled := 0
+	for _, s := range h.samples {
+		if s.Tokens > 0 {
+			filled++
+		}
+	}
+	return len(h.steps) > 0 && filled < hadTokens
+}
+
 func (h *bucketHistory) checkSubstance(r *Result) {
 	taken := int64(0)
 	for _, op := range h.ops {
@@ -177,7 +192,7 @@ func (h *bucketHistory) checkSubstance(r *Result) {
 			least = 1
 		}
 	}
-	if taken == 0 || h.bucket.Kind != record.Lazy && (writes < least || len(h.samples) < 10) {
+	if taken == 0 && !h.neverFilled() || h.bucket.Kind != record.Lazy && (writes < least || len(h.samples) < 10) {
 		r.violate(Substance, h.bucket.Key, "%d tokens taken, %d refills wrote, %d samples: too little to judge by",
 			taken, writes, len(h.samples))
 	}
