@@ -26,12 +26,12 @@ type row struct {
 	settle time.Duration           // time before the measurement; 0: longer than the usual half-life of demand
 	then   func(groups [][]*asker) // called after settle, to change the demand; may be nil
 	takes  time.Duration           // duration of the measurement; 0: the usual time
-	check  func(t *testing.T, sums []sum)
+	check  func(t assert.TestingT, sums []sum)
 }
 
 // beside returns a row with one loud flow and n quiet flows. Each quiet flow asks for perSecond tokens per second, by
 // takes of size tokens.
-func beside(n int, perSecond float64, size int64, check func(t *testing.T, sums []sum)) row {
+func beside(n int, perSecond float64, size int64, check func(t assert.TestingT, sums []sum)) row {
 	return row{
 		name: fmt.Sprintf("%d flows that ask %g per s by %d", n, perSecond, size), check: check,
 		groups: func(w *world) [][]*asker {
@@ -49,8 +49,8 @@ func (r row) under(bucket string) row {
 
 // part returns a check that the flows of the last group get, on average, at least a part of the tokens that they ask
 // for.
-func part(least float64) func(t *testing.T, sums []sum) {
-	return func(t *testing.T, sums []sum) {
+func part(least float64) func(t assert.TestingT, sums []sum) {
+	return func(t assert.TestingT, sums []sum) {
 		last := sums[len(sums)-1]
 		assert.GreaterOrEqual(t, last.got/last.asked, least)
 	}
@@ -58,8 +58,8 @@ func part(least float64) func(t *testing.T, sums []sum) {
 
 // each returns a check of tokens per second: the flows of the last group get at least least on average, and the first
 // group gets at most loudAtMost.
-func each(least, loudAtMost float64) func(t *testing.T, sums []sum) {
-	return func(t *testing.T, sums []sum) {
+func each(least, loudAtMost float64) func(t assert.TestingT, sums []sum) {
+	return func(t assert.TestingT, sums []sum) {
 		last := sums[len(sums)-1]
 		assert.GreaterOrEqual(t, last.got/float64(last.flows), least)
 		assert.LessOrEqual(t, sums[0].got, loudAtMost)
@@ -67,11 +67,11 @@ func each(least, loudAtMost float64) func(t *testing.T, sums []sum) {
 }
 
 var rows = []row{
-	beside(50, 24, 1, func(t *testing.T, sums []sum) {
+	beside(50, 24, 1, func(t assert.TestingT, sums []sum) {
 		each(18.6, 80)(t, sums)
 		assert.GreaterOrEqual(t, sums[0].got+sums[1].got, 970.)
 	}),
-	beside(50, 10, 1, func(t *testing.T, sums []sum) {
+	beside(50, 10, 1, func(t assert.TestingT, sums []sum) {
 		part(.95)(t, sums)
 		assert.GreaterOrEqual(t, sums[0].got, 475.)
 	}),
@@ -88,7 +88,7 @@ var rows = []row{
 		},
 		check: part(.95),
 	},
-	beside(1000, .5, 1, func(t *testing.T, sums []sum) {
+	beside(1000, .5, 1, func(t assert.TestingT, sums []sum) {
 		part(.95)(t, sums)
 		assert.Zero(t, sums[1].denied, "no first take is denied")
 	}),
@@ -107,7 +107,7 @@ var rows = []row{
 	{
 		name:   "none",
 		groups: func(w *world) [][]*asker { return [][]*asker{w.loud(2500)} },
-		check:  func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[0].got, 970.) },
+		check:  func(t assert.TestingT, sums []sum) { assert.GreaterOrEqual(t, sums[0].got, 970.) },
 	},
 	{
 		name: "weights of 1, 2 and 5", bucket: "capacity: 1000\nrate: 1000/s\nflows: {weights: {b: 2, c: 5}}",
@@ -115,7 +115,7 @@ var rows = []row{
 			ask := func(name string) []*asker { return []*asker{newAsker(w.client(), name, 900, 1)} }
 			return [][]*asker{ask("a"), ask("b"), ask("c")}
 		},
-		check: func(t *testing.T, sums []sum) {
+		check: func(t assert.TestingT, sums []sum) {
 			total := sums[0].got + sums[1].got + sums[2].got
 			for i, weight := range []float64{1, 2, 5} {
 				fair := total * weight / 8
@@ -129,7 +129,7 @@ var rows = []row{
 		groups: func(w *world) [][]*asker {
 			return [][]*asker{w.many(26, "one-", 50, 1), w.many(25, "fifty-", 50, 50)}
 		},
-		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got/25, 16.) },
+		check: func(t assert.TestingT, sums []sum) { assert.GreaterOrEqual(t, sums[1].got/25, 16.) },
 	},
 	{
 		name: "a slow bucket", bucket: "capacity: 100\nrate: 10/s\nflows: {}",
@@ -152,7 +152,7 @@ var rows = []row{
 			}
 			time.Sleep(3 * time.Second) // the time in which the division must adapt
 		},
-		check: func(t *testing.T, sums []sum) { assert.GreaterOrEqual(t, sums[1].got, 950.) },
+		check: func(t assert.TestingT, sums []sum) { assert.GreaterOrEqual(t, sums[1].got, 950.) },
 	},
 	{
 		name: "a team of new names beside a team of fifty",
@@ -165,7 +165,16 @@ var rows = []row{
 	},
 }
 
-// TestTable measures how a bucket of 1,000 tokens per second is divided. Without -rows it runs only the first row.
+// rounds is how often a row is measured at most. A busy machine may have no processor time for askers or refillers.
+const rounds = 3
+
+// missed collects the checks that fail in a round.
+type missed []string
+
+func (m *missed) Errorf(format string, args ...any) { *m = append(*m, fmt.Sprintf(format, args...)) }
+
+// TestTable measures how a bucket of 1,000 tokens per second is divided. One round has to pass all checks of the row.
+// Without -rows it runs only the first row.
 func TestTable(t *testing.T) {
 	chosen := rows
 	if !*all {
@@ -187,9 +196,17 @@ func TestTable(t *testing.T) {
 			if r.then != nil {
 				r.then(groups)
 			}
-			sums := measure(cmp.Or(r.takes, 10*time.Second), groups...)
-			report(t, sums)
-			r.check(t, sums)
+			for range rounds {
+				sums := measure(cmp.Or(r.takes, 10*time.Second), groups...)
+				report(t, sums)
+				var m missed
+				r.check(&m, sums)
+				if len(m) == 0 {
+					return
+				}
+				t.Log(m)
+			}
+			t.Error("no round passes all checks")
 		})
 	}
 }
