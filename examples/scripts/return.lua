@@ -81,7 +81,7 @@ local function policy(text)
   if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
   p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
     interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
-    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0, half = 0, max_elapsed = 0}
+    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0}
   if rest ~= '' then
     local names, n = fields(), 6
     for word in string.gmatch(rest, '%d+') do
@@ -420,7 +420,6 @@ local function serve(flow, narrow, wide, n, count, leave, before, tokens)
     if tokens - leave < first * each then first = floor(max(0, tokens - leave) / each) end
   end
   local paid = at and first or 0
-  if first == count then return first, paid end
   return first + min(count - first, floor(max(0, tokens - first * each - max(leave, reserve)) / each)), paid
 end
 

@@ -109,7 +109,7 @@ local function policy(text)
   if not version or capacity + 0 == 0 or per + 0 == 0 or interval + 0 == 0 then return false end
   p = {text = text, version = version + 0, kind = kind + 0, capacity = capacity + 0, tokens = tokens + 0, per = per + 0,
     interval = interval + 0, lacking = 0, on_loss = 0, on_rollback = 0, carry_over = 0, enforcement = 0, strict = 0,
-    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0, half = 0, max_elapsed = 0}
+    pools_version = 0, epoch = 0, seq = 0, grant_tokens = 0, grant_end = 0, grant_era = 0}
   if rest ~= '' then
     local names, n = fields(), 6
     for word in string.gmatch(rest, '%d+') do
@@ -590,7 +590,7 @@ end
 local function create(s, k, t, runs, tokens, index)
   local own = pcall('GET', k.override)
   local p = type(own) == 'string' and policy(own) or policy(t.pol)
-  local following, latest = nil, nil
+  local following, latest
   if p.kind == BUDGET and k.instants then following, latest = coming(k.instants, now) end
   if p.kind == BUDGET and not following then return nil, nil, {10, 0} end
   -- A plain client that tries to take from a missing bucket leaves K with 0 tokens and nothing else. A number below 0
@@ -709,7 +709,7 @@ local function takes(k, t, may_create, with_policy, in_line, hold_s, runs)
   local p = open(s, k.ctl)
   if p == false then return say(3, 3) end
   local changed = not p
-  local why = nil
+  local why
   if p and t then
     p, tokens, changed, why = follow(s, k, t, p, tokens)
   elseif t then
