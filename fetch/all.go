@@ -239,7 +239,7 @@ func (d *demand) checkFlow(flow string) error {
 		return fmt.Errorf("%w: %w", ErrInvalidOption, err)
 	}
 	if flow != d.forFlow {
-		return fmt.Errorf("%w: requests of bucket %q for the flows %q and %q; want one", ErrInvalidOption, d.Demand.Key,
+		return fmt.Errorf("%w: requests of bucket %q for the flows %q and %q; want one", ErrInvalidOption, d.Key,
 			d.forFlow, flow)
 	}
 	return nil

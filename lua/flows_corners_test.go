@@ -2,6 +2,7 @@ package lua_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -413,7 +414,7 @@ var callsFor = map[string]func(ctx context.Context, c lua.Client, key, flow stri
 		runs := []policy.FlowRun{{Flow: flow, Run: policy.Run{N: 5, Count: 1}}}
 		replies, err := new(lua.FlowTakesCall).Do(ctx, c, []lua.FlowTakes{{Key: key, Runs: runs}})
 		if err != nil || !replies[0].OK || replies[0].Runs != nil {
-			return 0, 0, fmt.Errorf("%v of %+v", err, replies)
+			return 0, 0, errors.Join(err, fmt.Errorf("replies %+v", replies))
 		}
 		if replies[0].Paid {
 			paid = 5

@@ -107,7 +107,7 @@ func (t *trip) plan(ctx context.Context, s store) {
 	var planned []divided
 	for _, d := range t.divided {
 		r, call := &t.results[d.index], &t.calls[d.index]
-		if !d.division.planned(call.Call.Terms, r) {
+		if !d.division.planned(call.Terms, r) {
 			continue
 		}
 		plan := d.division.next

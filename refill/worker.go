@@ -243,7 +243,7 @@ func (w *worker) refilled(t *trip) {
 		w.back = time.Now()
 	}
 	for i := range t.results {
-		if t.results[i].Err == nil && t.results[i].Outcome.Status.Wrote() {
+		if t.results[i].Err == nil && t.results[i].Status.Wrote() {
 			w.recovered()
 			return
 		}

@@ -30,7 +30,7 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 // policy returns the policy of a bucket.
 func (b *bucket) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Policy {
 	p := b.limits.policy(interval)
-	b.steps.apply(d, here, b.limits, &p)
+	b.apply(d, here, b.limits, &p)
 	p.OnLoss = b.OnLoss
 	if d.Valid(here) {
 		validate(d, here, p)
@@ -160,7 +160,7 @@ func (f *file) templates(d *fields.Decoder, names []string) *policy.Templates {
 
 func (t *template) policy(d *fields.Decoder, here fields.Path, interval time.Duration) policy.Template {
 	p := t.limits.policy(interval)
-	t.steps.apply(d, here, t.limits, &p)
+	t.apply(d, here, t.limits, &p)
 	if t.Enforce == policy.EnforceLazy {
 		p.Interval = policy.MinInterval // there is no refill: each take credits the tokens that are due
 	}

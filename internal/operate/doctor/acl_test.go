@@ -186,7 +186,7 @@ func (s *shop) elected(ctx context.Context, rdb *redis.Client) error {
 	go func() { led <- r.Lead(term, 1) }()
 	err = s.await("a pulse", func() bool { return len(s.admin.Keys(ctx, "{refiller:pulse:/shop*}:ctl").Val()) > 0 })
 	resign()
-	<-led
+	err = errors.Join(err, <-led)
 	cancel()
 	return errors.Join(err, <-done)
 }

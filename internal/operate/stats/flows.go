@@ -136,7 +136,7 @@ func (t *Stats) Flows(key string, n int, now time.Time) (FlowsOfLate, bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[key]
-	if b == nil || b.flows == nil || b.Bucket.Flows.Read.IsZero() {
+	if b == nil || b.flows == nil || b.Flows.Read.IsZero() {
 		return FlowsOfLate{}, false
 	}
 	var all flowPoint
