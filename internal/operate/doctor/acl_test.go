@@ -186,7 +186,9 @@ func (s *shop) elected(ctx context.Context, rdb *redis.Client) error {
 	go func() { led <- r.Lead(term, 1) }()
 	err = s.await("a pulse", func() bool { return len(s.admin.Keys(ctx, "{refiller:pulse:/shop*}:ctl").Val()) > 0 })
 	resign()
-	err = errors.Join(err, <-led)
+	if end := <-led; !errors.Is(end, context.Canceled) {
+		err = errors.Join(err, end)
+	}
 	cancel()
 	return errors.Join(err, <-done)
 }
