@@ -33,8 +33,8 @@ type activeSets struct {
 	shards       []*shard
 	pollInterval time.Duration // between two polls of the idle shards
 	nextPoll     time.Time
-	polling      bool // a poll is under way
-	polled       bool // the last call was a poll
+	polling      bool  // a poll is under way
+	turns        turns // of polls and rounds
 }
 
 // newActiveSets makes the activeSets of a worker.
@@ -97,22 +97,12 @@ func (a *activeSets) due() (at time.Time, interval time.Duration) {
 	return at, interval
 }
 
-// next returns one of the calls that are due; nil if none is. A poll that is due comes before the rounds, unless the
-// last call was a poll, too. Otherwise no round would go on if a call took longer than the time between two polls.
+// next returns one of the calls that are due; nil if none is. Polls and rounds take turns.
 func (a *activeSets) next(ctx context.Context, now time.Time) call {
 	if !a.held {
 		return nil
 	}
-	calls := []func(context.Context, time.Time) call{a.poll, a.round}
-	if a.polled {
-		slices.Reverse(calls)
-	}
-	for _, next := range calls {
-		if c := next(ctx, now); c != nil {
-			return c
-		}
-	}
-	return nil
+	return a.turns.next(ctx, now, a.poll, a.round)
 }
 
 // poll returns a call that puts arrivals into a shard or, if there are none, polls the idle shards; nil if no poll is
@@ -121,7 +111,6 @@ func (a *activeSets) poll(ctx context.Context, now time.Time) call {
 	if a.polling || a.nextPoll.After(now) {
 		return nil
 	}
-	a.polled = true
 	if c := a.arrive(ctx); c != nil {
 		return c
 	}
@@ -142,13 +131,11 @@ func (a *activeSets) round(ctx context.Context, now time.Time) call {
 			oldest = s
 		}
 	}
-	if len(begin) == 0 && oldest == nil {
-		return nil
-	}
-	a.polled = false
 	switch {
 	case len(begin) > 0:
 		return a.begin(ctx, begin[:min(len(begin), countsAtOnce)])
+	case oldest == nil:
+		return nil
 	case oldest.members.reading:
 		return a.read(ctx, oldest)
 	}

@@ -20,22 +20,22 @@ type worker struct {
 	racing   bool         // it refills instead of a silent leader; guarded by Refiller.mu
 	away     error        // why the server failed the last call; guarded by Refiller.mu
 
-	mu          sync.Mutex
-	changed     *sync.Cond  // a reply was applied, or the worker is over
-	timer       *time.Timer // ends the wait of a goroutine that makes no call
-	buckets     queue       // by due time, whether this replica refills them or not
-	announce    queue       // a standby's buckets for which the server may not have our terms; they are not in buckets
-	pulse       *pulse      // nil in race mode
-	sets        *activeSets
-	sizes       *sizes
-	version     int64 // of this replica's configuration
-	latest      int64 // the latest version that the server reported for a bucket
-	leading     bool
-	underWay    int     // calls
-	paused      bool    // no call is to be made
-	over        bool    // no call will ever be made again
-	lastWasSets bool    // whose turn was last: true for the sets, false for the buckets
-	ended       []*trip // trips to reuse
+	mu       sync.Mutex
+	changed  *sync.Cond  // a reply was applied, or the worker is over
+	timer    *time.Timer // ends the wait of a goroutine that makes no call
+	buckets  queue       // by due time, whether this replica refills them or not
+	announce queue       // a standby's buckets for which the server may not have our terms; they are not in buckets
+	pulse    *pulse      // nil in race mode
+	sets     *activeSets
+	sizes    *sizes
+	version  int64 // of this replica's configuration
+	latest   int64 // the latest version that the server reported for a bucket
+	leading  bool
+	underWay int     // calls
+	paused   bool    // no call is to be made
+	over     bool    // no call will ever be made again
+	turns    turns   // of the active sets and the buckets
+	ended    []*trip // trips to reuse
 
 	failures int           // calls in a row that the server failed
 	trip     time.Duration // the shortest round trip to the server; 0 before the first one
@@ -165,18 +165,7 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 	if w.pulse != nil && w.pulse.isRead() && !w.pulse.due().IsZero() && !w.pulse.due().After(now) {
 		return w.listen(ctx)
 	}
-	setsTurn := !w.lastWasSets
-	w.lastWasSets = setsTurn
-	if setsTurn {
-		if c := w.sets.next(ctx, now); c != nil {
-			return c
-		}
-		return w.nextBatch(ctx, now)
-	}
-	if c := w.nextBatch(ctx, now); c != nil {
-		return c
-	}
-	return w.sets.next(ctx, now)
+	return w.turns.next(ctx, now, w.sets.next, w.nextBatch)
 }
 
 // connecting is the factor by which the time of a call may exceed the configured timeout.
