@@ -315,26 +315,14 @@ func TestARefillThatSwitchesToASlowerRateGivesABucketALongerLife(t *testing.T) {
 	})
 }
 
-// before makes something happen before a client sends a command, as if by another
-// client.
-type before struct {
-	command string
-	happens func()
-}
-
-func (before) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (b before) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		if cmd.Name() == b.command {
-			b.happens()
+// before makes something happen before a client sends a command, as if by another client.
+func before(command string, happens func()) onCommand {
+	return func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		if cmd.Name() == command {
+			happens()
 		}
 		return next(ctx, cmd)
 	}
-}
-
-func (before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // On a Cluster a bucket is filled and then leaves the active set, in two steps.
@@ -343,11 +331,11 @@ func TestABucketOfAClusterThatIsTakenFromAsItLeavesStays(t *testing.T) {
 	ctx, c := t.Context(), testenv.Cluster(t)
 	other, rdb := c.Client(), c.Client()
 	takes := 0
-	rdb.AddHook(before{"srem", func() {
+	rdb.AddHook(before("srem", func() {
 		takes++
 		require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
 		require.True(t, takeUser(ctx, t, other, "user:2", user(), 1), "the take creates the missing bucket")
-	}})
+	}))
 	require.True(t, takeUser(ctx, t, other, "user:1", user(), 1))
 	rewind(ctx, t, other, "user:1", 5*time.Second)
 	require.False(t, refillUser(ctx, t, rdb, "user:1", userTerms).Left)

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -71,4 +73,17 @@ type templateCall struct {
 // ruled returns the template of a call.
 func ruled(t templateCall) *policy.CompiledTemplate {
 	return &policy.CompiledTemplate{Template: policy.Template{Prefix: t.Prefix, MaxKeys: t.MaxKeys}, Text: t.Terms}
+}
+
+// onCommand is a hook of a client. It runs for each command outside of a pipeline, and sends it by calling next.
+type onCommand func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error
+
+func (onCommand) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (h onCommand) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error { return h(ctx, cmd, next) }
+}
+
+func (onCommand) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }

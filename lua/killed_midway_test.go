@@ -126,7 +126,7 @@ func TestRefillRepairsHalfWrittenPairs(t *testing.T) {
 		require.True(t, takeUser(ctx, t, rdb, key, bounded, 1))
 		full(key)
 		replica := dying(&killed{at: "srem"})
-		replica.AddHook(before{"srem", func() { require.True(t, takeUser(ctx, t, rdb, key, bounded, 5)) }})
+		replica.AddHook(before("srem", func() { require.True(t, takeUser(ctx, t, rdb, key, bounded, 5)) }))
 		refillUser(ctx, t, replica, key, userTerms)
 		require.EqualValues(t, 55, *load(ctx, t, rdb, key).Tokens)
 		require.False(t, isActive(ctx, t, rdb, key), "the name of a bucket that isn't full is missing")

@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -17,24 +18,16 @@ import (
 // worked out by hand.
 
 // withoutPlan answers calls that have the keys of a plan as a Cluster does that moves the bucket's slot.
-type withoutPlan struct{ keys int }
-
-func (withoutPlan) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (h withoutPlan) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		args := cmd.Args()
-		if len(args) > 2 && args[2] == h.keys {
-			cmd.SetErr(tryAgain{})
-			return tryAgain{}
-		}
-		return next(ctx, cmd)
+func withoutPlan(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+	if args := cmd.Args(); len(args) > 2 && args[2] == keysWithPlan {
+		cmd.SetErr(tryAgain{})
+		return tryAgain{}
 	}
+	return next(ctx, cmd)
 }
 
-func (withoutPlan) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
-}
+// keysWithPlan is the number of keys of a settlement that has those of the plan.
+const keysWithPlan = 7
 
 // tryAgain is the error of a Cluster for a call with several keys of a slot that it moves.
 type tryAgain struct{}
@@ -56,7 +49,7 @@ func TestASettlementWithoutThePlanLeavesTheRightAsItIs(t *testing.T) {
 		require.NoError(t, err)
 		moving := redis.NewClient(rdb.Options())
 		defer moving.Close()
-		moving.AddHook(withoutPlan{keys: 7})
+		moving.AddHook(onCommand(withoutPlan))
 		settled, err := lua.SettleDivided(ctx, moving, "b", "r", 2)
 		require.NoError(t, err)
 		require.EqualValues(t, 3, settled.Returned)
@@ -64,13 +57,19 @@ func TestASettlementWithoutThePlanLeavesTheRightAsItIs(t *testing.T) {
 	})
 }
 
+// withBucket starts an embedded store with a bucket b that holds so many tokens. Keys expire by the clock of the store.
+func withBucket(t *testing.T, tokens int64) (context.Context, *miniredis.Miniredis, *redis.Client) {
+	t.Helper()
+	m, rdb := embedded(t)
+	m.ClockTTL(true)
+	store(t.Context(), t, rdb, "b", buckettest.Bucket(tokens, embeddedNow, 0))
+	return t.Context(), m, rdb
+}
+
 // A call that isn't a sweep ends 16 reservations whose time is over.
 func TestAReservationEndsSixteenOthers(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
-	m, rdb := embedded(t)
-	m.ClockTTL(true)
-	store(ctx, t, rdb, "b", buckettest.Bucket(100, embeddedNow, 0))
+	ctx, m, rdb := withBucket(t, 100)
 	reserve := func(id string) int64 {
 		reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: id, N: 1, TTL: time.Second})
 		require.NoError(t, err)
@@ -115,10 +114,7 @@ func TestABucketWhoseEndsWereLostOutlivesItsLastReservation(t *testing.T) {
 // outstanding, and the records are removed.
 func TestABucketWithoutEndsHasNothingOutstanding(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
-	m, rdb := embedded(t)
-	m.ClockTTL(true)
-	store(ctx, t, rdb, "b", buckettest.Bucket(100, embeddedNow, 0))
+	ctx, m, rdb := withBucket(t, 100)
 	reply, err := lua.Reserve(ctx, rdb, "b", lua.ReserveCall{ID: "r", N: 1, TTL: time.Second})
 	require.NoError(t, err)
 	require.NoError(t, rdb.HSet(ctx, "{b}:ctl", "out", fmt.Sprintf("5 %d 0", reply.Until)).Err())
@@ -150,10 +146,7 @@ func TestAMalformedRecordIsNamed(t *testing.T) {
 // that ended.
 func TestASweepAddsUpWhatItEnds(t *testing.T) {
 	t.Parallel()
-	ctx := t.Context()
-	m, rdb := embedded(t)
-	m.ClockTTL(true)
-	store(ctx, t, rdb, "b", buckettest.Bucket(1000, embeddedNow, 0))
+	ctx, m, rdb := withBucket(t, 1000)
 	for i, n := range []int64{2, 4, 8, 16, 32} {
 		id := fmt.Sprint(i)
 		ttl := time.Second + time.Duration(i)*time.Millisecond

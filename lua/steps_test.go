@@ -24,17 +24,24 @@ func hourlyBudget(t *testing.T) (*lua.Template, policy.Terms) {
 	return lua.NewTemplate(set.Of("t:"), false), set.Of("t:").Terms
 }
 
+// override gives a key a policy that differs from the template's by its capacity.
+func (w *world) override(key string, capacity int64, template policy.Terms) lua.OverrideReply {
+	w.Helper()
+	own := template
+	own.Capacity = capacity
+	own.Initial = capacity
+	reply, err := lua.SetOverride(context.Background(), w.rdb, key, own, template, policy.EnforceRefilled)
+	require.NoError(w, err)
+	return reply
+}
+
 // The override needs more steps to fill the budget than the template, so the instants of a first call don't suffice.
 func TestABudgetWithALargerOverrideIsCreditedAllOfItsSteps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
 	template, terms := hourlyBudget(t)
 	require.True(t, w.take(template, "t:a", 100).OK)
-	own := terms
-	own.Capacity = 1000
-	own.Initial = 1000
-	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
-	require.NoError(t, err)
+	w.override("t:a", 1000, terms)
 	w.at("2026-01-01T20:00:00Z")
 	require.True(t, w.take(template, "t:b", 1).OK, "the template now has the instants around the present")
 	require.EqualValues(t, 20*30-1, w.take(template, "t:a", 1).Remaining)
@@ -55,12 +62,7 @@ func TestAnOverrideCreditsTheStepOfABudgetOnce(t *testing.T) {
 		template, terms := hourlyBudget(t)
 		require.True(t, w.take(template, "t:a", 100).OK)
 		w.at(c.at)
-		own := terms
-		own.Capacity = 200
-		own.Initial = 200
-		reply, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
-		require.NoError(t, err)
-		require.Equal(t, c.want, reply.Tokens, c.at)
+		require.Equal(t, c.want, w.override("t:a", 200, terms).Tokens, c.at)
 		w.at("2026-01-01T01:00:20Z")
 		require.EqualValues(t, 30-1, w.take(template, "t:a", 1).Remaining, c.at)
 	}
@@ -75,9 +77,7 @@ func TestAnOverrideCreditsNoStepThatTheStateDoesNotName(t *testing.T) {
 	st := fmt.Sprintf("%16d %16d 1 0 %16d %16d", step, step, step, step)
 	require.NoError(t, w.rdb.HSet(t.Context(), "{t:a}:ctl", "st", st).Err())
 	w.at("2026-01-01T00:00:40Z")
-	reply, err := lua.SetOverride(t.Context(), w.rdb, "t:a", terms, terms, policy.EnforceRefilled)
-	require.NoError(t, err)
-	require.Zero(t, reply.Tokens)
+	require.Zero(t, w.override("t:a", terms.Capacity, terms).Tokens)
 }
 
 // A take with another schedule doesn't know how many steps of the old one have come. It credits the one in the state.
@@ -99,33 +99,10 @@ func TestABudgetWithAnOverrideFollowsTheNewSchedule(t *testing.T) {
 	w := newWorld(t, "2026-01-01T00:00:30Z")
 	template, terms := hourlyBudget(t)
 	require.True(t, w.take(template, "t:a", 100).OK)
-	own := terms
-	own.Capacity = 1000
-	own.Initial = 1000
-	_, err := lua.SetOverride(t.Context(), w.rdb, "t:a", own, terms, policy.EnforceRefilled)
-	require.NoError(t, err)
+	w.override("t:a", 1000, terms)
 	w.at("2026-01-01T01:00:10Z")
 	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
 	require.EqualValues(t, 2*30-1, w.take(later, "t:a", 1).Remaining, "of 00:40 and 01:00")
-}
-
-// callRecorder counts calls, and has the length of their longest argument.
-type callRecorder struct{ count, longest int }
-
-func (*callRecorder) DialHook(next redis.DialHook) redis.DialHook { return next }
-
-func (c *callRecorder) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, cmd redis.Cmder) error {
-		c.count++
-		for _, arg := range cmd.Args()[1:] {
-			c.longest = max(c.longest, len(fmt.Sprint(arg)))
-		}
-		return next(ctx, cmd)
-	}
-}
-
-func (*callRecorder) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return next
 }
 
 // The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second call
@@ -135,16 +112,22 @@ func TestACallWithTheWrongInstantsIsRepeatedWithAFew(t *testing.T) {
 	w := newWorld(t, "2026-01-01T00:00:30Z")
 	template, _ := hourlyBudget(t)
 	require.NoError(t, lua.Load(t.Context(), w.rdb))
-	calls := &callRecorder{}
-	w.rdb.AddHook(calls)
+	calls, longest := 0, 0
+	w.rdb.AddHook(onCommand(func(ctx context.Context, cmd redis.Cmder, next redis.ProcessHook) error {
+		calls++
+		for _, arg := range cmd.Args()[1:] {
+			longest = max(longest, len(fmt.Sprint(arg)))
+		}
+		return next(ctx, cmd)
+	}))
 	require.True(t, w.take(template, "t:a", 100).OK)
 	w.at("2026-01-01T01:00:10Z")
 	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
 	require.EqualValues(t, 30-1, w.take(later, "t:a", 1).Remaining)
-	require.Less(t, calls.longest, 1000)
-	calls.count = 0
+	require.Less(t, longest, 1000)
+	calls = 0
 	require.False(t, w.take(later, "t:a", 50).OK)
-	require.Equal(t, 1, calls.count, "nothing is to be swept")
+	require.Equal(t, 1, calls, "nothing is to be swept")
 }
 
 // The reservation's 90 tokens come back, and are needed for the second take. The first take is made once.
