@@ -249,9 +249,8 @@ func (c *Client) remember(key string, n int64, leave policy.Leave, reply *lua.Ta
 	defer s.mu.Unlock()
 	b, now := s.obtain(key), time.Now()
 	i := b.known.Load().updated(s.shared(reply.Terms), reply.Version.Era, now)
-	// Denials of a pool's bucket are not remembered here: the bucket has to count them, so that the pool's share grows.
 	// Denials of flows are remembered by flow.
-	if !reply.OK && !i.pooled() && !i.divided() && asked.After(b.more) {
+	if !reply.OK && i.remembersDenials() && !i.divided() && asked.After(b.more) {
 		i.denied = newDenial(n, leave.Of(i.limit()), reply, now)
 	}
 	if !reply.Repeated { // a repeated reply is of an earlier time

@@ -155,7 +155,7 @@ func paidOf(n int64, r lua.RunReply, nth int64) int64 {
 // denial only for the task's flow.
 func (t *task) applyReply(n int64, leave policy.Leave, reply *lua.TakeReply, asked time.Time) *info {
 	i := t.c.remember(t.key, n, leave, reply, asked)
-	if reply.OK || !i.divided() || i.pooled() {
+	if reply.OK || !i.divided() || !i.remembersDenials() {
 		return i
 	}
 	if f := t.c.buckets.flowsOf(t.key, asked); f != nil {
@@ -174,7 +174,7 @@ func (c *Client) rememberFlows(g *group, reply *lua.TakesReply, asked time.Time)
 		return i
 	}
 	f := c.buckets.flowsOf(g.key, asked)
-	if f == nil || !i.divided() || i.pooled() {
+	if f == nil || !i.divided() || !i.remembersDenials() {
 		return i
 	}
 	now := time.Now()

@@ -25,7 +25,8 @@ type info struct {
 	terms  *policy.Terms // nil: the bucket has no policy
 	era    int64
 	share  *share    // nil until the degraded mode is local
-	asOf   time.Time // of the reply that had the policy
+	asOf   time.Time // of the last reply that had the policy, or should have had it
+	lost   time.Time // when a reply first lacked the policy that is still believed; zero: the last reply had it
 	denied *denial   // nil: none
 	steps  *schedule // of a stepped bucket; nil if it was never asked for
 }
@@ -37,8 +38,13 @@ type schedule struct {
 	step  time.Duration // the time from the previous instant to next
 }
 
-// updated returns the info after a reply with the terms and the era; era is 0 if the reply has none.
+// updated returns the info after a reply with the terms and the era; era is 0 if the reply has none. A bucket that has
+// lost its policy, for example by an eviction, gets it back with the next refill. Until then the Client believes the
+// policy that it knows, but not for longer than policyMaxAge.
 func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
+	if terms == nil && i.terms != nil {
+		return i.withoutPolicy(now)
+	}
 	next := new(info)
 	if i.terms != nil && terms != nil && *i.terms == *terms {
 		*next = *i
@@ -46,6 +52,7 @@ func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 	}
 	next.terms = terms
 	next.asOf = now
+	next.lost = time.Time{}
 	if era != 0 {
 		next.era = era
 	}
@@ -54,6 +61,24 @@ func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 	}
 	return next
 }
+
+// withoutPolicy returns the info after a reply that lacks the policy. The bucket's era is unknown then.
+func (i *info) withoutPolicy(now time.Time) *info {
+	next := *i
+	next.asOf = now
+	next.era = 0
+	next.denied = nil
+	if next.lost.IsZero() {
+		next.lost = now
+	}
+	if now.Sub(next.lost) >= policyMaxAge {
+		return &info{asOf: now}
+	}
+	return &next
+}
+
+// hasPolicy reports whether the last reply that should have had the bucket's policy had it.
+func (i *info) hasPolicy() bool { return i.terms != nil && i.lost.IsZero() }
 
 // denial is the last denial of a bucket. Until it ends, the Client denies takes of n tokens or more that leave at least
 // as many tokens (leave).
@@ -116,6 +141,11 @@ func (i *info) limit() int64 {
 	}
 	return i.terms.Capacity
 }
+
+// remembersDenials reports whether denials of the bucket are remembered. They are not in two cases: a pool's bucket has
+// to count its denials, so that the pool's share grows, and a bucket that has lost its policy gets tokens at an unknown
+// time.
+func (i *info) remembersDenials() bool { return !i.pooled() && i.lost.IsZero() }
 
 // divided reports whether the bucket has flows.
 func (i *info) divided() bool { return i.terms != nil && i.terms.Divided }

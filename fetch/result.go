@@ -22,8 +22,9 @@ type Result struct {
 	// Outstanding is the number of the bucket's tokens that reservations and the blocks of consumers (WithLease) hold.
 	// Only Peek sets it.
 	Outstanding int64
-	// Limit is the bucket's capacity, as it was at most ten seconds ago. It is 0 if the bucket has no policy, for example
-	// because only foreign clients refill it.
+	// Limit is the bucket's capacity, as it was at most ten seconds ago. After the bucket has lost its policy, the last
+	// one that it had counts for another ten seconds. Limit is 0 if the bucket has no policy, for example because only
+	// foreign clients refill it.
 	Limit int64
 	// RetryAfter is the time until a denied call can succeed, if no other caller takes tokens meanwhile. At the
 	// end of that time the bucket has the tokens that the call wants (one token for TakeUpTo and Peek) and those that it

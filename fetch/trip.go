@@ -98,7 +98,7 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.hold = r.Body.hold
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
-		g.opensFirst = g.byFlow && ofTemplate(g.kind) && (g.info.terms == nil || g.kind.outdated(g.info))
+		g.opensFirst = g.byFlow && ofTemplate(g.kind) && (!g.info.hasPolicy() || g.kind.outdated(g.info))
 		g.part, g.isolated = part, r.Body.bucket.refused.active(time.Now())
 		g.slot = t.c.nodes.callGroup(g.key)
 		g.slotMoves = t.c.nodes.moving(g.slot).active(time.Now())
