@@ -181,16 +181,19 @@ type stage struct {
 	timeout time.Duration
 }
 
-// stages returns the tests of the script in the order in which they are tried: first those that noticed most of its
-// mutants so far, then the other quick ones, then the slow ones, each in a process of its own since a slow test that
-// notices a mutant does so soon.
+// stages returns the tests of the script in the order in which they are tried: first the few that noticed most of its
+// mutants so far, then those that noticed most mutants of any script, then the other quick ones, then the slow ones, each
+// in a process of its own since a slow test that notices a mutant does so soon.
 func (j *job) stages(noticed successes) []stage {
 	embedded := slices.Concat(j.suite.quick, j.suite.slow)
+	quick := noticed.sorted(j.script, j.suite.quick)
+	often := min(len(quick), mostOften)
 	stages := []stage{
-		{"quick", noticed.best(embedded), nil, 1, 2 * time.Minute},
-		{"quick", j.suite.quick, nil, 1, 2 * time.Minute},
+		{"quick", noticed.best(j.script, embedded), nil, 1, 2 * time.Minute},
+		{"quick", quick[:often], nil, 1, 2 * time.Minute},
+		{"quick", quick[often:], nil, 1, 2 * time.Minute},
 	}
-	for _, test := range noticed.sorted(j.suite.slow) {
+	for _, test := range noticed.sorted(j.script, j.suite.slow) {
 		stages = append(stages, stage{"slow", []string{test}, nil, 1, 2 * time.Minute})
 	}
 	return append(stages, stage{"server", j.suite.all, embedded, 8, 10 * time.Minute})
@@ -215,30 +218,40 @@ func (j *job) run(t *testing.T, accepted bool, stages []stage) {
 	}
 }
 
-// mostFirst is how many tests are tried before the others.
-const mostFirst = 5
+const (
+	mostFirst = 5  // how many tests are tried first
+	mostOften = 25 // how many are tried next
+)
 
-// successes are how many mutants of a script each of its tests noticed, by the test's pattern.
-type successes map[string]int
+// successes are how many mutants each test noticed, by script and by the test's pattern. The script "" stands for all.
+type successes map[string]map[string]int
 
 // count counts the test that noticed a mutant, if it runs on the embedded store.
 func (s successes) count(j *job) {
 	test, _, _ := strings.Cut(strings.TrimPrefix(j.noticed, "--- FAIL: "), "/")
 	for _, pattern := range slices.Concat(j.suite.quick, j.suite.slow) {
-		if strings.HasPrefix(pattern, "^"+test+"$") {
-			s[pattern]++
+		if !strings.HasPrefix(pattern, "^"+test+"$") {
+			continue
+		}
+		for _, script := range []string{"", j.script} {
+			if s[script] == nil {
+				s[script] = map[string]int{}
+			}
+			s[script][pattern]++
 		}
 	}
 }
 
-// sorted returns the tests, those first that noticed most mutants.
-func (s successes) sorted(tests []string) []string {
-	return slices.SortedStableFunc(slices.Values(tests), func(a, b string) int { return s[b] - s[a] })
+// sorted returns the tests, those first that noticed most mutants of the script, and then of all scripts.
+func (s successes) sorted(script string, tests []string) []string {
+	return slices.SortedStableFunc(slices.Values(tests), func(a, b string) int {
+		return cmp.Or(s[script][b]-s[script][a], s[""][b]-s[""][a])
+	})
 }
 
 // best returns the few of the tests that noticed most mutants, if they noticed any.
-func (s successes) best(tests []string) []string {
-	tests = slices.DeleteFunc(s.sorted(tests), func(test string) bool { return s[test] == 0 })
+func (s successes) best(script string, tests []string) []string {
+	tests = slices.DeleteFunc(s.sorted(script, tests), func(test string) bool { return s[""][test] == 0 })
 	return tests[:min(len(tests), mostFirst)]
 }
 
@@ -265,18 +278,15 @@ func runAll(t *testing.T, jobs []job, accepted map[string]string, done func(*job
 	var mu sync.Mutex
 	var workers sync.WaitGroup
 	next := make(chan *job)
-	noticed := map[string]successes{} // by script
-	for _, j := range jobs {
-		noticed[j.script] = successes{}
-	}
+	noticed := successes{}
 	work := func(j *job) {
 		mu.Lock()
-		stages := j.stages(noticed[j.script])
+		stages := j.stages(noticed)
 		mu.Unlock()
 		j.run(t, accepted[j.Name] != "", stages)
 		mu.Lock()
 		defer mu.Unlock()
-		noticed[j.script].count(j)
+		noticed.count(j)
 		done(j)
 	}
 	for range max(1, runtime.NumCPU()) {

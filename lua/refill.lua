@@ -292,7 +292,7 @@ for i = 1, n do
   local st, before = pcall('HGET', key_ctl, 'st'), tonumber(stock[i])
   -- If st is exactly what the caller last read, nothing has been written since. Then the given policy is in force, and
   -- nothing is outstanding.
-  local at = st == ARGV[i] and p and find(st, ' ', 35) -- before carry
+  local at = st == ARGV[i] and p and find(st, ' ', 36) -- before carry: the index at 35 has a digit
   local last = at and before and before >= 0 and before < 2 ^ 53 and sub(st, 18, 33) + 0
   local index, as_seen, is_idle, switched
   if last and now - last >= p.half then
