@@ -181,9 +181,9 @@ type stage struct {
 	timeout time.Duration
 }
 
-// stages returns the tests of the script in the order in which they are tried: first the few that noticed most of its
-// mutants so far, then those that noticed most mutants of any script, then the other quick ones, then the slow ones, each
-// in a process of its own since a slow test that notices a mutant does so soon.
+// stages returns the tests of the script in the order in which they are tried. The first stage has the few tests that
+// noticed most of the script's mutants so far. The next stages have the other quick tests, and first those that noticed
+// most mutants of any script. Each slow test is a stage: if it notices a mutant, it does so soon.
 func (j *job) stages(noticed successes) []stage {
 	embedded := slices.Concat(j.suite.quick, j.suite.slow)
 	quick := noticed.sorted(j.script, j.suite.quick)
