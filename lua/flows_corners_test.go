@@ -538,6 +538,8 @@ func TestABlockOfAFlowWithoutAPlanIsNotPaidFor(t *testing.T) {
 		call.Seq, call.Want = 2, 0
 		call.Keep = 3
 		require.Regexp(t, `^1 3 \d+ \d+ 2 0 0 3$`, lease(), "two tokens were spent and none requested")
+		call.Seq, call.Keep = 3, 1
+		require.Regexp(t, `^1 1 \d+ \d+ 3 0 0 1$`, lease(), "two more were spent")
 	})
 }
 

@@ -140,7 +140,7 @@ local function complete()
   local function begin_era(status, seen_era)
     s.status = status
     s.writes = true
-    if s.last < now or now < s.last - TOLERANCE_US then s.last = now end
+    if now < s.last - TOLERANCE_US then s.last = now end -- finish raises a last refill that is earlier than now
     s.era = next_era(max(s.era, seen_era), now)
   end
 
@@ -278,7 +278,7 @@ end
 local finish, renew
 local policy_at = n + 2
 local begins = ARGV[n + 1] ~= '0' and 1
-local given = nil
+local given
 for i = 1, n do
   if i == begins then
     given = policy(ARGV[policy_at + 1])
