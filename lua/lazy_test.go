@@ -33,6 +33,7 @@ func TestWhatALazyKeyHolds(t *testing.T) {
 		{"three units, so a microsecond", rate, 3, time.Second, time.Second - time.Microsecond, false},
 		{"more than a millisecond, stored under another rate", rate, 9_000_000, time.Second,
 			time.Second - time.Millisecond, false},
+		{"all units of the last millisecond", rate, 3000, time.Millisecond, 0, false},
 		{"below 0", rate, -1, time.Second, 0, true},
 		{"without an end", rate, 1, 0, 0, true},
 		{"2 hours of 999,999 units a microsecond, which are more than half of 2^53", high, 0, 2 * time.Hour,

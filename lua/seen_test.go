@@ -3,6 +3,7 @@ package lua_test
 import (
 	"cmp"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -70,6 +71,80 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	require.True(t, refill("calls=1").Fence.Own())
 	own.Fence.Epoch, call.Terms = terms.Fence.Epoch, &own
 	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace the override")
+}
+
+// steadyCall returns a call for a bucket of 1,000 tokens that gets one a second and has 900. The bucket is stored with
+// the caller's remembered state, so that further calls need one field only. It was refilled just now.
+func steadyCall(t *testing.T, rdb *redis.Client, change func(*policy.Terms)) lua.RefillCall {
+	t.Helper()
+	b := buckettest.Bucket(900, embeddedNow, second)
+	b.Control.Terms = policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{})
+	change(&b.Control.Terms)
+	store(t.Context(), t, rdb, "user:1", b)
+	return lua.RefillCall{Key: "user:1", Call: policy.Call{
+		Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &b.Control.Terms,
+	}}
+}
+
+// The numbers wanted are worked out by hand: each call is a second later.
+func TestCallsWithTheRememberedStateDoAllThatOthersDo(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	t.Run("a pool's bucket counts one token", func(t *testing.T) {
+		m, rdb := embedded(t)
+		call := steadyCall(t, rdb, func(terms *policy.Terms) {
+			terms.Pool = true
+			terms.PoolsVersion = 3
+		})
+		for i := range 3 {
+			m.SetTime(time.UnixMicro(embeddedNow + int64(i)*second))
+			r := lua.RefillBatch(ctx, rdb, []lua.RefillCall{call}, 1)[0]
+			require.NoError(t, r.Err)
+			require.EqualValues(t, 1, r.Added)
+			require.Equal(t, strconv.Itoa(i+1), rdb.HGet(ctx, "{user:1}:ctl", "added").Val())
+			call.Version, call.Seen = r.Version, r.Seen
+		}
+	})
+	t.Run("a full bucket stays active for 15 s after its capacity was lowered", func(t *testing.T) {
+		m, rdb := embedded(t)
+		call := steadyCall(t, rdb, func(terms *policy.Terms) { terms.Template = true })
+		require.NoError(t, rdb.HSet(ctx, "{user:1}:ctl", "lowered", embeddedNow).Err())
+		require.NoError(t, rdb.Set(ctx, "user:1", 997, 0).Err())
+		for i, tokens := range []int64{998, 999, 1000} {
+			m.SetTime(time.UnixMicro(embeddedNow + int64(i)*second))
+			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{call}, 1)[0]
+			require.NoError(t, r.Err)
+			require.Equal(t, tokens, r.Tokens)
+			require.EqualValues(t, 1, r.Added)
+			require.False(t, r.Left)
+			call.Version, call.Seen = r.Version, r.Seen
+		}
+	})
+	t.Run("a bucket gets a new expiry", func(t *testing.T) {
+		m, rdb := embedded(t)
+		m.ClockTTL(true)
+		call := steadyCall(t, rdb, func(terms *policy.Terms) { terms.Template = true })
+		require.Equal(t, 2000*time.Second, call.Terms.Lifetime()) // it is checked every 250 refills
+		keys := []string{"user:1", "{user:1}", "{user:1}:ctl"}
+		for i := range 260 {
+			now := time.UnixMicro(embeddedNow + int64(i)*second)
+			m.SetTime(now)
+			require.NoError(t, rdb.Set(ctx, "user:1", 900, 0).Err())
+			for _, key := range keys {
+				require.NoError(t, rdb.PExpireAt(ctx, key, now.Add(999*time.Second)).Err())
+			}
+			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{call}, 1)[0]
+			require.NoError(t, r.Err)
+			for _, key := range keys {
+				want := 999 * time.Second
+				if r.Version.Index%250 == 0 {
+					want = 2000 * time.Second
+				}
+				require.Equal(t, want, rdb.PTTL(ctx, key).Val(), "refill %d", r.Version.Index)
+			}
+			call.Version, call.Seen = r.Version, r.Seen
+		}
+	})
 }
 
 // For any content of a bucket's keys, a caller that sends the state it read gets the same reply as a caller that sends
