@@ -16,15 +16,16 @@ import (
 )
 
 // errWrongFiles ends a command that has reported each problem.
-var errWrongFiles = errors.New("files are wrong")
+var errWrongFiles = errors.New("there are invalid files")
 
 func newCheckCommand(e env) *cobra.Command {
 	return &cobra.Command{
 		Use:   "check FILE...",
-		Short: "Validate the sidecar's files of limits",
-		Long: `Validate files of rate limits for Envoy (serve --envoy) and of limits by name (serve --limits), without
-connecting to anything. For a directory, its YAML files are validated. The exit code is 0, 2 with every problem on
-stderr, or 1 if a file can't be read.`,
+		Short: "Validate the files of limits of consumer serve",
+		Long: `Validate files of limits for the flags --envoy and --limits of "consumer serve". If an argument is a
+directory, all YAML files in it are validated. The command connects to no server. It writes every problem to stderr.
+
+Exit codes: 0 all files are valid, 1 a file can't be read, 2 a file is invalid.`,
 		Example: "  consumer check edge.yaml limits.yaml",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(_ *cobra.Command, args []string) error {

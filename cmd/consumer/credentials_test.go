@@ -109,9 +109,9 @@ func TestErrorsThatProveThatNothingRanSaySo(t *testing.T) {
 			require.Equal(t, cli.ExitFailed, o.code, o.stderr)
 			require.Contains(t, o.stderr, tc.says)
 			if tc.open {
-				require.Contains(t, o.stderr, "may have had its effect")
+				require.Contains(t, o.stderr, "may have taken effect")
 			} else {
-				require.NotContains(t, o.stderr, "may have had its effect")
+				require.NotContains(t, o.stderr, "may have taken effect")
 			}
 		})
 	}
@@ -126,7 +126,7 @@ func TestServeReadsItsVariables(t *testing.T) {
 	}{
 		"a duration": {fields.Environment{"REFILLER_SERVE_DEADLINE": "soon"}, nil, `REFILLER_SERVE_DEADLINE: "soon": `},
 		"a range":    {fields.Environment{"REFILLER_SERVE_DEADLINE": "1h"}, nil, "--deadline 1h0m0s: want 1ms to"},
-		"a file":     {fields.Environment{"REFILLER_SERVE_TLS_CERT": "c.pem"}, nil, "TLS wants both"},
+		"a file":     {fields.Environment{"REFILLER_SERVE_TLS_CERT": "c.pem"}, nil, "TLS needs both"},
 		"a level":    {fields.Environment{"REFILLER_SERVE_LOG_LEVEL": "loud"}, nil, `"loud": want trace`},
 		"no address": {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_GRPC": "none"}, nil, "no address"},
 		"flags count": {fields.Environment{"REFILLER_SERVE_HTTP": "none", "REFILLER_SERVE_LOG_LEVEL": "loud"},

@@ -35,7 +35,7 @@ func TestUnreadableFilesAreFailuresAndUnknownFlagsAreUsage(t *testing.T) {
 		"reserve k":              "--ttl 0s: want 1ms to 24h",
 		"reserve k --ttl 25h":    "--ttl 25h0m0s: want 1ms to 24h",
 		"replay x --capacity 1 --rate 1/s --top no": `--top "no": want a whole number from 0 to 10000`,
-		"replay x --capacity 1":                     "--rate is missing: want tokens per time, such as 500/s",
+		"replay x --capacity 1":                     "--rate is missing (refill rate of each bucket, such as 500/s",
 	}, run)
 	clitest.ExitCodes(t, newRootCommand(env{}), map[string][]string{
 		"take":     clitest.Each("k", servers),

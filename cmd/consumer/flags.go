@@ -20,7 +20,7 @@ func addLeaveFlag(cmd *cobra.Command, l *policy.Leave) {
 	cmd.Flags().Var(cli.NewValue("tokens", l.String(), func(s string) (err error) {
 		*l, err = policy.ParseLeave(s)
 		return err
-	}), "leave", "what must be left: a number of tokens, or of percent of the capacity, as 20%")
+	}), "leave", "tokens that must be left in the bucket: a number, or a percentage of the capacity such as 20%")
 }
 
 // addFlowFlag adds --flow.
@@ -28,7 +28,7 @@ func addFlowFlag(cmd *cobra.Command, flow *string) {
 	cmd.Flags().Var(cli.NewValue("name", "", func(s string) error {
 		*flow = s
 		return policy.CheckFlow(s)
-	}), "flow", "for whom the tokens are, in a bucket that is divided among flows")
+	}), "flow", "flow for which the tokens are taken; for buckets that have flows")
 }
 
 // addRequestFlag adds --request-id.
@@ -36,7 +36,7 @@ func addRequestFlag(cmd *cobra.Command, id *string) {
 	cmd.Flags().Var(cli.NewValue("id", "", func(s string) error {
 		*id = s
 		return lua.CheckRequestID(s)
-	}), "request-id", "name of the request; repeated within a minute, the tokens are taken once")
+	}), "request-id", "id of the request; if it is repeated with this id within a minute, the tokens are taken only once")
 }
 
 // takeOptions returns the options of a take. They have the tokens to leave. They also have the flow and the request id

@@ -40,14 +40,14 @@ func (f *limitFiles) paths() []string { return slices.Concat(f.envoy, f.named) }
 
 func (f *limitFiles) validate() error {
 	if len(f.envoy) == 0 && (f.shadow || f.quota || f.headers) {
-		return cli.Usage(errors.New("--envoy-shadow, --envoy-quota and --envoy-headers go with --envoy"))
+		return cli.Usage(errors.New("--envoy-shadow, --envoy-quota and --envoy-headers need --envoy"))
 	}
 	for flag, name := range map[string]string{
 		"--envoy-limit-header": f.names.Limit, "--envoy-remaining-header": f.names.Remaining,
 		"--envoy-reset-header": f.names.Reset,
 	} {
 		if !httpguts.ValidHeaderFieldName(name) {
-			return cli.Usage(fmt.Errorf("%s %q: want the name of a header, such as X-RateLimit-Limit", flag, name))
+			return cli.Usage(fmt.Errorf("%s %q: want a header name, such as X-RateLimit-Limit", flag, name))
 		}
 	}
 	if len(f.named) > 1 {
@@ -119,7 +119,7 @@ type follower struct {
 func (f *limitFiles) follow(log hclog.Logger) (*follower, error) {
 	w := &follower{Reload: filewatch.NewReload(),
 		ok: prometheus.NewGauge(prometheus.GaugeOpts{Name: "refiller_sidecar_limits_last_reload_ok",
-			Help: "1 unless the files of limits have changed and their new content was refused, or one was deleted."})}
+			Help: "1 if the present files of limits are in use, 0 if their content was refused or a file was deleted."})}
 	w.ok.Set(1)
 	for i, path := range f.paths() {
 		if err := w.Watch(path, filewatch.Options{Logger: log, Gone: true}); err != nil {

@@ -50,21 +50,26 @@ func newLoadCommand(e env) *cobra.Command {
 	l := load{tokens: 1, concurrency: 10, duration: 10 * time.Second}
 	cmd := &cobra.Command{
 		Use:   "load KEY",
-		Short: "Take under load and report latency, and what was admitted against the bound",
-		Long: `Take from bucket KEY from many callers at once, and report latency and what was admitted, against the most that
-the bucket's policy allows: capacity + rate × elapsed time + rate × the longest time without a refill. Others who take,
-grant or return meanwhile shift that. It really takes the tokens.
+		Short: "Put load on a bucket, and report latencies and admitted tokens",
+		Long: `Take tokens from bucket KEY with many concurrent callers, and report latencies and the number of admitted
+tokens. The tokens are really taken from the bucket.
 
-Denials that the SDK remembers cost no call: takes that it answered from memory, and those that asked Redis, are
-reported separately.
+The report compares the admitted tokens with a bound, which is the most that the bucket's policy allows:
+capacity + rate × elapsed time + rate × longest time without a refill. The comparison is
+meaningful only if nothing else takes, returns or grants tokens of the bucket during the run.
 
-Without --rate each caller takes again as soon as it is answered. With --rate takes begin on a fixed schedule, and
-latency counts from a take's scheduled time, so that a slow server can't hide behind callers who wait for it.
+The SDK answers some takes from memory, for example because the bucket has just denied a take. The report has separate
+numbers for takes that Redis answered and for takes that were answered from memory.
 
-With --flows N takes are made for the flows load-1 to load-N in turn, and the report says what each of them got. How a
-bucket is divided between a loud user and quiet ones shows in two runs at once: one with --flow loud, one with --flows.
+Without --rate, each caller begins its next take as soon as it has the result of the previous one. With --rate, takes
+begin on a fixed schedule. The latency of a take then begins at its scheduled time, so it includes the time for which a
+slow server delayed the take.
 
-Ctrl-C ends the run early, with its report.`,
+With --flows N, takes are made for the flows load-1 to load-N in turn, and the report has the least, mean and most
+tokens per second that a flow got. To show how a bucket is divided between a busy flow and many quiet flows, run the
+command twice at the same time: once with --flow loud, and once with --flows.
+
+Ctrl-C ends the run early. The report is printed nevertheless.`,
 		Example: "  consumer load checkout -c 50 --duration 30s\n  consumer load checkout --rate 2000/s -o json\n" +
 			"  consumer load acme --rate 2500/s --flow loud &\n" +
 			"  consumer load acme --rate 1200/s --flows 50",
@@ -91,20 +96,21 @@ Ctrl-C ends the run early, with its report.`,
 				return err
 			}
 			if report.Errors > 0 && report.Errors == report.Takes {
-				return fmt.Errorf("no take was answered: %w", l.counts.lastError())
+				return fmt.Errorf("every take failed: %w", l.counts.lastError())
 			}
 			return nil
 		},
 	}
-	addTokensFlag(cmd, &l.tokens, "how many tokens a take is for")
+	addTokensFlag(cmd, &l.tokens, "number of tokens per take")
 	addFlowFlag(cmd, &l.flow)
 	cmd.Flags().Var(cli.Whole("number", &l.flows, 1, policy.MaxFlows), "flows",
-		"for how many flows to take, in turn, in a bucket that is divided among flows")
-	cmd.Flags().IntVarP(&l.concurrency, "concurrency", "c", l.concurrency, "how many callers")
+		"number of flows for which takes are made in turn; for buckets that have flows")
+	cmd.Flags().IntVarP(&l.concurrency, "concurrency", "c", l.concurrency,
+		fmt.Sprintf("number of concurrent callers, from 1 to %d", maxLoadConcurrency))
 	cmd.Flags().StringVar(
-		&rate, "rate", "", "takes to begin, such as 500/s or 10/m (default as fast as they are answered)")
-	cmd.Flags().DurationVar(&l.duration, "duration", l.duration, "how long")
-	cmd.Flags().BoolVar(&progress, "progress", false, "show progress on stderr also if that is no terminal")
+		&rate, "rate", "", "rate at which takes begin, such as 500/s or 10/m (default: as soon as callers are free)")
+	cmd.Flags().DurationVar(&l.duration, "duration", l.duration, "duration of the run")
+	cmd.Flags().BoolVar(&progress, "progress", false, "show progress on stderr, even if stderr is not a terminal")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd
@@ -119,7 +125,7 @@ func (l *load) check(rate string) (err error) {
 		return fmt.Errorf("--duration %s: want more than 0", l.duration)
 	}
 	if l.flow != "" && l.flows > 0 {
-		return errors.New("--flow doesn't go with --flows")
+		return errors.New("--flow and --flows can't be used together")
 	}
 	if err := lua.CheckKey(l.key); err != nil {
 		return err
@@ -181,7 +187,7 @@ func (l *load) run(ctx context.Context, rdb redis.UniversalClient, live io.Write
 	after, err := l.peek(context.WithoutCancel(ctx), client, rdb)
 	switch {
 	case err != nil:
-		r.BoundUnknown = "the bucket can't be read any more: " + err.Error()
+		r.BoundUnknown = "the bucket can no longer be read: " + err.Error()
 	case before.Terms == nil || after.Terms == nil:
 		r.BoundUnknown = "the bucket has no policy"
 	case before.Terms.Fence != after.Terms.Fence && *before.Terms != *after.Terms:
@@ -269,7 +275,7 @@ func (l *load) showProgress(ctx context.Context, w io.Writer, start time.Time) {
 		case <-ticker.C:
 		}
 		s := l.counts.snapshot()
-		text := fmt.Sprintf("%d takes/s  admitted %d  denied %d  errors %d  p99 of redis %s", s.takes-last,
+		text := fmt.Sprintf("%d takes/s  admitted %d  denied %d  errors %d  redis p99 %s", s.takes-last,
 			s.redis.admitted+s.memory.admitted, s.redis.denied+s.memory.denied, s.errors,
 			micros(s.redis.latency.ValueAtQuantile(99)))
 		const indent = 7

@@ -214,7 +214,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 	if t.Kind == policy.Stepped {
 		step, first := micro(p.Next-p.Step), micro(p.Next-p.Now)
 		if step <= 0 {
-			return 0, "", "the instants of the bucket's schedule are not known yet"
+			return 0, "", "the times of the bucket's schedule are not known yet"
 		}
 		steps := int64(0)
 		if elapsed >= first {
@@ -226,7 +226,7 @@ func bound(p lua.PeekReply, elapsed, gap time.Duration) (tokens int64, text, unk
 	rate := t.Rate()
 	gap = min(max(gap, micro(t.Interval)), micro(t.MaxElapsed))
 	due, slack := rate.Over(elapsed)+1, rate.Over(gap) // a token that has begun to fall due counts
-	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d of %s between two refills",
+	text = fmt.Sprintf("capacity %d + %d due in %s at %s + %d for %s without a refill",
 		t.Capacity, due, elapsed.Round(time.Millisecond), rate.InUnits(), slack, gap.Round(time.Millisecond))
 	return t.Capacity + due + slack, text, ""
 }
@@ -256,7 +256,7 @@ func (r report) text(width int) string {
 	if r.Interrupted {
 		how = ", interrupted"
 	}
-	line("run", "%.1f s%s, %d callers, %s a take", r.ElapsedSeconds, how, r.Concurrency, plural(r.TokensPerTake))
+	line("run", "%.1f s%s, %d callers, %s per take", r.ElapsedSeconds, how, r.Concurrency, plural(r.TokensPerTake))
 	line("takes", "%d (%.0f/s): %d admitted, %d denied, %d errors",
 		r.Takes, r.TakesPerSecond, r.AdmittedTakes, r.Denied, r.Errors)
 	if r.LastError != "" {
@@ -269,23 +269,23 @@ func (r report) text(width int) string {
 		if by.Takes > 0 {
 			line(by.name, "answered %d (%.0f/s): %d admitted, %d denied", by.Takes, by.TakesPerSecond, by.AdmittedTakes,
 				by.Denied)
-			line("", "in p50 %.3g ms, p90 %.3g ms, p99 %.3g ms, p99.9 %.3g ms, max %.3g ms",
+			line("", "latency p50 %.3g ms, p90 %.3g ms, p99 %.3g ms, p99.9 %.3g ms, max %.3g ms",
 				by.Latency.P50, by.Latency.P90, by.Latency.P99, by.Latency.P999, by.Latency.Max)
 		}
 	}
 	line("admitted", "%s (%.1f/s)", plural(r.Admitted), float64(r.Admitted)/r.ElapsedSeconds)
 	if r.Beyond > 0 {
-		line("", "%s of them let by without the bucket, in its degraded mode or shadow mode", plural(r.Beyond))
+		line("", "%s of them came from degraded mode or shadow mode instead of the bucket", plural(r.Beyond))
 	}
 	if r.Flows != nil {
-		line("flows", "%d: each took %.3g/s on average, from %.3g/s to %.3g/s", r.Flows.Flows, r.Flows.Mean, r.Flows.Least,
-			r.Flows.Most)
+		line("flows", "%d: tokens per flow: mean %.3g/s, least %.3g/s, most %.3g/s", r.Flows.Flows, r.Flows.Mean,
+			r.Flows.Least, r.Flows.Most)
 	}
 	switch {
 	case r.Bound == nil:
-		line("bound", "not known: %s", r.BoundUnknown)
+		line("bound", "unknown: %s", r.BoundUnknown)
 	case *r.WithinBound:
-		line("bound", "%d, kept: %s", *r.Bound, r.BoundText)
+		line("bound", "%d, not exceeded: %s", *r.Bound, r.BoundText)
 	default:
 		line("bound", "%d, EXCEEDED by %d: %s", *r.Bound, r.Admitted-r.Beyond-*r.Bound, r.BoundText)
 	}

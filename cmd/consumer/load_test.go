@@ -51,8 +51,9 @@ func TestLoadReportsABucketThatGivesMoreThanItsPolicy(t *testing.T) {
 	o := consumer(t.Context(), server.URL(), "load", "checkout", "--duration", "500ms")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "EXCEEDED by 399")
-	require.Regexp(t, `(?m)^redis      answered \d+ \(\d+/s\): 500 admitted, \d+ denied\n           in p50 `, o.stdout)
-	require.Regexp(t, `(?m)^memory     answered \d+ \(\d+/s\): 0 admitted, \d+ denied\n           in p50 `, o.stdout)
+	require.Regexp(t, `(?m)^redis      answered \d+ \(\d+/s\): 500 admitted, \d+ denied\n           latency p50 `,
+		o.stdout)
+	require.Regexp(t, `(?m)^memory     answered \d+ \(\d+/s\): 0 admitted, \d+ denied\n           latency p50 `, o.stdout)
 }
 
 func TestLoadKeepsTheBoundIfARefillCreditsTimeBeforeTheRun(t *testing.T) {
@@ -118,7 +119,7 @@ func TestAnInterruptedLoadReports(t *testing.T) {
 	wg.Wait()
 	require.Contains(t, stdout.String(), "interrupted")
 	require.Contains(t, stdout.String(), "100 admitted")
-	require.Contains(t, stdout.String(), "bound      101, kept")
+	require.Contains(t, stdout.String(), "bound      101, not exceeded")
 	left, err := rdb.Get(t.Context(), "checkout").Int64()
 	require.NoError(t, err)
 	require.Zero(t, left)
@@ -131,7 +132,7 @@ func TestLoadWithoutAPolicyHasNoBound(t *testing.T) {
 	o := consumer(t.Context(), server.URL(), "load", "foreign", "--duration", "100ms")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "3 admitted")
-	require.Contains(t, o.stdout, "not known: the bucket has no policy")
+	require.Contains(t, o.stdout, "unknown: the bucket has no policy")
 
 	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:", Enforce: policy.EnforceLazy,
 		Policy: hourly(5)}}, nil)
@@ -141,7 +142,7 @@ func TestLoadWithoutAPolicyHasNoBound(t *testing.T) {
 	o = consumer(t.Context(), server.URL(), "load", "user:1", "--duration", "100ms")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.Contains(t, o.stdout, "5 admitted")
-	require.Contains(t, o.stdout, "not known: the bucket has no policy")
+	require.Contains(t, o.stdout, "unknown: the bucket has no policy")
 }
 
 func TestTheBoundOfASchedule(t *testing.T) {
@@ -175,7 +176,7 @@ func TestTheBoundCountsTheLongestTimeWithoutARefill(t *testing.T) {
 		Interval: 100 * time.Millisecond}.Terms(policy.Fence{})
 	tokens, text, _ := bound(lua.PeekReply{Terms: &terms}, 10*time.Second, 1200*time.Millisecond)
 	require.EqualValues(t, 1000+1001+120, tokens)
-	require.Contains(t, text, "120 of 1.2s between two refills")
+	require.Contains(t, text, "120 for 1.2s without a refill")
 	tokens, _, _ = bound(lua.PeekReply{Terms: &terms}, 10*time.Second, time.Minute)
 	require.EqualValues(t, 1000+1001+200, tokens, "a refill credits 2 s at most")
 
@@ -245,7 +246,7 @@ func TestLoadTakesForFlowsInTurn(t *testing.T) {
 	require.InDelta(t, r["admitted"].(float64)/3, flows["mean_per_s"].(float64)*r["elapsed_s"].(float64), 1e-6)
 	require.LessOrEqual(t, flows["least_per_s"], flows["mean_per_s"])
 	require.LessOrEqual(t, flows["mean_per_s"], flows["most_per_s"])
-	require.Contains(t, load("--flows", "3").stdout, "\nflows      3: each took ")
+	require.Contains(t, load("--flows", "3").stdout, "\nflows      3: tokens per flow: ")
 	o = load("--flow", "loud", "-o", "json")
 	require.Equal(t, cli.ExitOK, o.code, o.stderr)
 	require.NotContains(t, o.stdout, "flows")

@@ -44,7 +44,7 @@ func held(r fetch.Result) string {
 func in(d time.Duration) string {
 	switch {
 	case d == fetch.Never:
-		return "at a time that isn't known"
+		return "at an unknown time"
 	case d > time.Second:
 		d = d.Round(100 * time.Millisecond)
 	case d > time.Millisecond:

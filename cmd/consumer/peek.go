@@ -13,7 +13,7 @@ func newPeekCommand(e env) *cobra.Command {
 	conn, out := connection{environ: e.Environ}, output{}
 	cmd := &cobra.Command{
 		Use:   "peek KEY",
-		Short: "Show what a bucket holds; takes nothing",
+		Short: "Show how many tokens a bucket has, without taking any",
 		Args:  oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]

@@ -36,20 +36,31 @@ func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command 
 	f := replayFlags{keyBy: "ip", top: 10, output: "table"}
 	cmd := &cobra.Command{
 		Use:   "replay LOG|- --capacity C --rate R",
-		Short: "Show what a policy would have done to an access log",
-		Long: `Replay takes one token for each request of an access log, from the bucket of the request's key, and shows how
-many requests would have been admitted and denied. The log's clock governs credit, whatever the speed. It needs no
-Redis. A line that is out of order earns no credit: if many are, sort the log, and reverse one that begins with the
-newest line by tac. A log has no retries after a denial, and
-a live bucket's tokens come up to one interval later.
+		Short: "Show which requests of an access log a limit would have denied",
+		Long: `Replay an access log against a limit, and show how many requests the limit would have admitted and denied.
+No Redis is needed. Each key, by default each client address, has a bucket, which begins full. Each request takes one
+token from the bucket of its key. The buckets earn tokens according to the times in the log, at any --speed.
 
-A key that isn't ip, user, method, status or path (without the query) is, in lines of text, one of uri, host, ident,
-protocol, bytes, referer and agent, and in lines of JSON any field; lines without that field are unparsed. A request
-without one of the others has the key "-".
+LOG is a file, or - for standard input. It may be compressed with gzip, xz or zstd. Each line is in one of these
+formats:
 
-LOG is a file, or - for standard input, plain or compressed by gzip, xz or zstd: Apache's or nginx's common or combined
-format, the default format of Envoy or Istio, or lines of JSON as nginx, Caddy, Traefik, Envoy and Istio write them.
-With X-Forwarded-For in front of a line, or in Envoy's and Istio's, ip is its first address.`,
+  text   the common or combined format of Apache and nginx, or the default
+         format of Envoy and Istio
+  JSON   an object as nginx, Caddy, Traefik, Envoy and Istio write it
+
+--key-by names the field that is the key. All formats have the fields ip, user, method, path (without the query) and
+status. Lines of text also have uri (with the query), host, ident, protocol, bytes, referer and agent. In lines of
+JSON, --key-by may name any other field, too. If the field is empty, the key is "-". Lines without an ip, if that is the
+key, and lines of JSON without the other field are skipped. The report counts skipped lines as unparsed.
+
+If a line of text begins with the addresses of X-Forwarded-For, or if a line in the format of Envoy or Istio has them,
+ip is the first of these addresses.
+
+The lines should be in order of time. A request that is earlier than a previous one adds no tokens to its bucket. If
+many requests are out of order, sort the log. If the log begins with its newest line, reverse it with tac.
+
+The numbers are estimates. Clients may retry a denied request, and a log doesn't show these retries. A real bucket is
+refilled at intervals, so its tokens come up to one interval later than in the replay.`,
 		Example: `  consumer replay access.log --capacity 10 --rate 10/m
   consumer replay access.json.gz --key-by request.headers.X-Api-Key \
     --capacity 100 --rate 50/s -o json
@@ -59,7 +70,7 @@ With X-Forwarded-For in front of a line, or in Envoy's and Istio's, ip is its fi
 		RunE: func(cmd *cobra.Command, args []string) error {
 			for _, name := range []string{"capacity", "rate"} {
 				if !cmd.Flags().Changed(name) {
-					return cli.Usage(fmt.Errorf("--%s is missing: want %s", name, cmd.Flag(name).Usage))
+					return cli.Usage(fmt.Errorf("--%s is missing (%s)", name, cmd.Flag(name).Usage))
 				}
 			}
 			if !cmd.Flags().Changed("progress") {
@@ -71,34 +82,35 @@ With X-Forwarded-For in front of a line, or in Envoy's and Istio's, ip is its fi
 
 	flags := cmd.Flags()
 	flags.StringVar(&f.keyBy, "key-by", f.keyBy,
-		"what has a bucket of its own: ip, user, method, path, status, or a field's name, with dots between nested ones")
+		"field that is the key: ip, user, method, path, status or another field; nested names are separated by dots")
 	flags.StringVar(&f.time, "time-field", f.time,
-		"field of the time in lines of JSON, with dots between nested ones (by default, that of the servers named above)")
+		"field with the time in lines of JSON; nested names are separated by dots (default: the usual fields of the "+
+			"servers above)")
 	flags.Var(cli.NewValue("tokens", "", func(s string) (err error) {
 		f.capacity, err = cli.ParseWhole(s, 1, policy.MaxTokens)
 		return err
-	}), "capacity", fmt.Sprintf("most tokens of each bucket, a whole number from 1 to %d", int64(policy.MaxTokens)))
+	}), "capacity", fmt.Sprintf("capacity of each bucket in tokens, from 1 to %d", int64(policy.MaxTokens)))
 	flags.Var(cli.NewValue("rate", "", func(s string) (err error) {
 		f.rate, err = policy.ParseRate(s)
 		return err
-	}), "rate", "tokens per time, such as 500/s, 10/m or 1000/24h")
+	}), "rate", "refill rate of each bucket, such as 500/s, 10/m or 1000/24h")
 	flags.Var(cli.NewValue("speed", replay.Max.String(), func(s string) (err error) {
 		f.speed, err = replay.ParseSpeed(s)
 		return err
-	}), "speed", "how fast the log's clock goes by: max, or a factor such as 1x or 100x")
+	}), "speed", "speed of the replay: max, or a multiple of real time, such as 1x or 100x")
 	flags.Var(cli.NewValue("keys", strconv.Itoa(f.top), func(s string) error {
 		n, err := cli.ParseWhole(s, 0, maxTop)
 		f.top = int(n)
 		return err
-	}), "top", fmt.Sprintf("how many of the keys denied most to list, 0 to %d", maxTop))
+	}), "top", fmt.Sprintf("number of keys to list, those with the most denied requests first, from 0 to %d", maxTop))
 	flags.VarP(cli.NewValue("format", f.output, func(s string) error {
 		if s != "table" && s != "json" {
 			return errors.New("want table or json")
 		}
 		f.output = s
 		return nil
-	}), "output", "o", "table or json")
-	flags.BoolVar(&f.progress, "progress", false, "show progress on standard error (by default if it is a terminal)")
+	}), "output", "o", "output format: table or json")
+	flags.BoolVar(&f.progress, "progress", false, "show progress on stderr (default: only if stderr is a terminal)")
 	return cmd
 }
 
@@ -138,7 +150,7 @@ func runReplay(ctx context.Context, name string, f replayFlags, stdin io.Reader,
 			first.Reason)
 	}
 	if errors.Is(stopped, replay.ErrBackwards) {
-		return fmt.Errorf("%w, so its buckets earned no credit: reverse it, as by tac LOG | consumer replay -", stopped)
+		return fmt.Errorf("%w, so its buckets earned no tokens: reverse the log with: tac LOG | consumer replay -", stopped)
 	}
 	return stopped
 }

@@ -50,7 +50,7 @@ func writeTable(w io.Writer, out replayOutput) error {
 		return err
 	}
 	if len(out.Unparsed) > 0 {
-		b.WriteString("\nunparsed lines, the first of them:\n")
+		b.WriteString("\nfirst unparsed lines:\n")
 		for _, s := range out.Unparsed {
 			fmt.Fprintf(&b, "  line %d: %s\n", s.Line, s.Reason)
 		}
@@ -64,7 +64,7 @@ func writeTop(w io.Writer, top []replay.Key) error {
 	if len(top) == 0 || top[0].Denied == 0 {
 		return nil
 	}
-	fmt.Fprintln(w, "\nkeys denied most:")
+	fmt.Fprintln(w, "\nkeys with the most denied requests:")
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	fmt.Fprintln(t, "DENIED\tREQUESTS\tSHARE DENIED\t  KEY")
 	for _, k := range top {

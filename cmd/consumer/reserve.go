@@ -25,10 +25,14 @@ func newReserveCommand(e env) *cobra.Command {
 	debt := false
 	cmd := &cobra.Command{
 		Use:   "reserve KEY --ttl TIME",
-		Short: "Hold tokens for work whose use is known later",
-		Long: `Take tokens from bucket KEY, all or none, for work whose use is known later, and print the id to settle them
-with. Tokens that are not settled go back when the time is over. With an --id of your own you may repeat it: the
-tokens are taken once. Exit code 0 means held, 3 denied.`,
+		Short: "Reserve tokens for work whose cost is not known yet",
+		Long: `Reserve tokens of bucket KEY, all or none, for work whose cost is not known yet. The command prints the id of
+the reservation. After the work, pass the id and the number of used tokens to "consumer settle". If a reservation is
+not settled within --ttl, its tokens are returned to the bucket.
+
+If you choose the id with --id, you can repeat the command: the tokens are taken only once.
+
+Exit codes: 0 reserved, 1 error, 2 wrong usage, 3 denied.`,
 		Example: "  consumer reserve llm -n 4000 --ttl 2m --id job-17\n  consumer settle llm job-17 --used 2950",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -47,13 +51,13 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 				if err != nil {
 					return err
 				}
-				text := fmt.Sprintf("held: %s until %s as %s; %s left", plural(n), r.Until.Local().Format(time.TimeOnly), r.ID,
-					held(r.Result))
+				text := fmt.Sprintf("reserved: %s until %s as %s; %s left", plural(n),
+					r.Until.Local().Format(time.TimeOnly), r.ID, held(r.Result))
 				switch {
 				case !r.OK:
 					text = fmt.Sprintf("denied: %s left; %s due %s", held(r.Result), plural(n), in(r.RetryAfter))
 				case r.Until.IsZero():
-					text = fmt.Sprintf("admitted (%s): there is nothing to settle", r.Source)
+					text = fmt.Sprintf("admitted without the bucket (%s): there is nothing to settle", r.Source)
 				}
 				if err := out.print(e.Stdout, text, answer.NewReservation(r)); err != nil {
 					return err
@@ -65,15 +69,15 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 			})
 		},
 	}
-	addTokensFlag(cmd, &n, "how many tokens")
+	addTokensFlag(cmd, &n, "number of tokens to reserve")
 	addLeaveFlag(cmd, &leave)
 	addFlowFlag(cmd, &flow)
-	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("how long the tokens are held at most: %s to %s", policy.MinHold,
-		policy.MaxHold))
+	cmd.Flags().DurationVar(&ttl, "ttl", ttl, fmt.Sprintf("longest duration of the reservation, from %s to %s (required)",
+		policy.MinHold, policy.MaxHold))
 	cmd.Flags().StringVar(
-		&id, "id", id, "name of the reservation, unlike any other of the bucket; a random one if left out")
+		&id, "id", id, "id of the reservation, unique in the bucket (default: a random id)")
 	cmd.Flags().BoolVar(&debt, "debt", debt,
-		"have later refills pay for what is used beyond the reservation and the bucket")
+		"let later refills pay for tokens that are used beyond the reservation, if the bucket has too few")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd
@@ -82,17 +86,18 @@ tokens are taken once. Exit code 0 means held, 3 denied.`,
 func newSettleCommand(e env) *cobra.Command {
 	used := int64(0)
 	cmd := newEndCommand(e, &used)
-	cmd.Use, cmd.Short = "settle KEY ID --used N", "End a reservation, saying how many tokens were used"
-	cmd.Long = `End reservation ID of bucket KEY: what was not used goes back, what was used beyond it is taken. Repeated
-within a minute, the command changes nothing and prints the first answer.`
+	cmd.Use, cmd.Short = "settle KEY ID --used N", "End a reservation with the number of tokens that were used"
+	cmd.Long = `End reservation ID of bucket KEY. Reserved tokens that were not used are returned to the bucket. If more
+tokens were used than were reserved, the difference is taken from the bucket. If you repeat the command within a minute,
+it changes nothing and prints the result of the first settlement.`
 	cmd.Flags().Var(cli.NewValue("tokens", "", func(s string) (err error) {
 		used, err = cli.ParseWhole(s, 0, policy.MaxTokens)
 		return err
-	}), "used", "how many tokens were used (required)")
+	}), "used", "number of tokens that were used (required)")
 	end := cmd.RunE
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if !cmd.Flags().Changed("used") {
-			return cli.Usage(errors.New("--used: how many tokens were used?"))
+			return cli.Usage(errors.New("--used is missing (number of tokens that were used)"))
 		}
 		return end(cmd, args)
 	}
@@ -101,7 +106,7 @@ within a minute, the command changes nothing and prints the first answer.`
 
 func newCancelCommand(e env) *cobra.Command {
 	cmd := newEndCommand(e, new(int64))
-	cmd.Use, cmd.Short = "cancel KEY ID", "End a reservation of which nothing was used"
+	cmd.Use, cmd.Short = "cancel KEY ID", "Cancel a reservation and return all of its tokens"
 	return cmd
 }
 
@@ -129,14 +134,14 @@ func newEndCommand(e env, used *int64) *cobra.Command {
 func describeSettlement(s fetch.Settlement) string {
 	text := "settled"
 	if s.Again {
-		text = "settled before"
+		text = "already settled"
 	}
 	var parts []string
 	for _, p := range []struct {
 		n    int64
 		what string
 	}{
-		{s.Returned, "given back"}, {s.Clamped, "found the bucket full"}, {s.Void, "of a bucket that has begun anew"},
+		{s.Returned, "returned"}, {s.Clamped, "dropped (bucket full)"}, {s.Void, "dropped (bucket state lost)"},
 		{s.Charged, "charged"}, {s.Owed, "owed"}, {s.Forgiven, "forgiven"},
 	} {
 		if p.n > 0 {

@@ -15,8 +15,8 @@ func newReturnCommand(e env) *cobra.Command {
 	n := int64(1)
 	cmd := &cobra.Command{
 		Use:   "return KEY",
-		Short: "Give tokens back that were taken and not used",
-		Long:  "Give tokens back to bucket KEY that were taken and not used. What the bucket can't hold is dropped.",
+		Short: "Return tokens that were taken and not used",
+		Long:  "Return tokens to bucket KEY that were taken and not used. Tokens beyond the bucket's capacity are dropped.",
 		Args:  oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key := args[0]
@@ -25,15 +25,15 @@ func newReturnCommand(e env) *cobra.Command {
 					return err
 				}
 				dropped := c.Stats().Clamped // of this call, because the client made no other
-				text := "gave back: " + plural(n-dropped)
+				text := "returned: " + plural(n-dropped)
 				if dropped > 0 {
-					text += fmt.Sprintf("; %d dropped, which the bucket can't hold", dropped)
+					text += fmt.Sprintf("; %d dropped, because the bucket is full", dropped)
 				}
 				return out.print(e.Stdout, text, answer.Return{Key: key, Tokens: n - dropped})
 			})
 		},
 	}
-	addTokensFlag(cmd, &n, "how many tokens")
+	addTokensFlag(cmd, &n, "number of tokens to return")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

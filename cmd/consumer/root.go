@@ -70,37 +70,39 @@ func withAdvice(err error) string {
 func advice(err error) string {
 	switch {
 	case errors.Is(err, fetch.ErrUnknownBucket):
-		return "Check the spelling and the Redis address (--redis), add the bucket or a template to the refiller's " +
-			"configuration, or wait a second, if the refiller has just started."
+		return "Check the spelling of the key and the Redis address (--redis). If the bucket is new, add it or a template " +
+			"to the refiller's configuration. If the refiller has just started, wait a second."
 	case errors.Is(err, fetch.ErrLazyBucket):
 		return "Set enforce: refilled for the template in the refiller's configuration, or take without an id."
 	case errors.Is(err, fetch.ErrMalformedBucket):
-		return "Another program uses this key: name the bucket differently, or point --redis at another database."
+		return "Another program uses this key. Choose another name for the bucket, or another database (--redis)."
 	case errors.Is(err, fetch.ErrTooManyBuckets):
 		return "Wait until unused buckets have expired, or raise max_keys in the refiller's configuration."
 	case errors.Is(err, fetch.ErrExceedsCapacity):
-		return "Ask for no more than the capacity (-n), or raise it in the refiller's configuration."
+		return "Ask for no more than the capacity (-n), or raise the capacity in the refiller's configuration."
 	case errors.Is(err, fetch.ErrNotHeld):
-		return "Check the id. A reservation is remembered for a minute after it was settled or its time was over."
+		return "Check the id. A reservation is remembered for a minute after it was settled or has expired."
 	case errors.Is(err, fetch.ErrIDInUse):
-		return "The id belongs to a reservation of another number of tokens, or to one that has ended: choose another " +
-			"(--id)."
+		return "The id belongs to a reservation of another number of tokens, or to a reservation that has ended. Choose " +
+			"another id (--id)."
 	case errors.Is(err, fetch.ErrRequestReused):
-		return "The id belongs to a take of another number of tokens: choose another (--request-id)."
+		return "The id belongs to a take of another number of tokens. Choose another id (--request-id)."
 	case redisconn.WantsPassword(err):
 		return redisconn.PasswordAdvice
 	case errors.Is(err, syscall.EADDRINUSE):
-		return "Another program has this address, perhaps another sidecar: choose others (--http, --grpc, --admin)."
+		return "Another program listens on this address, perhaps another sidecar. Choose other addresses (--http, " +
+			"--grpc, --admin)."
 	case slices.Contains([]fetch.Reason{fetch.ReasonMemory, fetch.ReasonDisk, fetch.ReasonReadOnly, fetch.ReasonLoading},
 		fetch.ReasonOf(err)):
-		return "Redis runs, and refuses writes: check its log, its memory, its disk and whether it is the primary."
+		return "Redis is running, but it refuses writes. Check its log, its memory and its disk, and whether it is the " +
+			"primary."
 	case errors.Is(err, fetch.ErrUnavailable):
-		const check = "Check that Redis runs, and that its address and credentials are right (--redis and so on, or " +
+		const check = "Check that Redis runs, and that its address and credentials are right (the --redis flags or the " +
 			"REFILLER_REDIS_ variables)."
 		if redisconn.Unsent(err) {
 			return check
 		}
-		return check + " The command may have had its effect."
+		return check + " The command may have taken effect."
 	}
 	return ""
 }
@@ -109,9 +111,9 @@ func newRootCommand(e env) *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "consumer",
 		Short: "Take tokens from buckets in Redis",
-		Long: `Take tokens from buckets in Redis.
+		Long: `Take tokens from buckets in Redis. The default URL of Redis is redis://127.0.0.1:6379/0.
 
-Exit codes: 0 taken or done, 1 error, 2 wrong usage, 3 denied: the bucket holds too few tokens.`,
+Exit codes: 0 success, 1 error, 2 wrong usage, 3 denied, because the bucket has too few tokens.`,
 	}, e)
 	root.CompletionOptions.HiddenDefaultCmd = true
 	for _, command := range commands {

@@ -51,15 +51,19 @@ func newServeCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve buckets over HTTP, over gRPC and to Envoy",
-		Long: `Serve buckets to programs that have no Go SDK, until SIGINT or SIGTERM: over HTTP with JSON (its description is
-at /openapi.yaml), over gRPC (refiller.v1.Buckets, with health and reflection), and to Envoy as its rate limit service.
+		Long: `Serve buckets to programs that don't use the Go SDK, until SIGINT or SIGTERM. The interfaces are HTTP with
+JSON (described at /openapi.yaml), gRPC (refiller.v1.Buckets and refiller.v1.Limits, with health checks and reflection),
+and Envoy's rate limit service (with --envoy).
 
-An address is host:port or unix:/path; flags for addresses and files may be repeated. Clients that reach an address can
-take and return tokens: beyond loopback and Unix sockets, ask for client certificates (--tls-client-ca).
+An address is host:port or unix:/path. The flags for addresses, and --envoy, may be repeated.
 
-The files of --limits and --envoy are read again when they change, and at SIGHUP; 'consumer check' validates them.
+Any client that reaches an address can take and return tokens. On addresses other than loopback addresses and Unix
+sockets, require client certificates with --tls-client-ca.
 
-Each flag has a variable, which counts where the flag isn't given; a list has commas between.`,
+The files of --limits and --envoy are read again when they change, and on SIGHUP. "consumer check" validates them.
+
+Each flag can also be set by an environment variable, which applies if the flag isn't given. Separate the values of a
+list by commas.`,
 		Example: `  consumer serve
   consumer serve --http unix:/run/buckets.sock --grpc none
   consumer serve --limits limits.yaml
@@ -69,62 +73,73 @@ Each flag has a variable, which counts where the flag isn't given; a list has co
 		RunE: func(cmd *cobra.Command, _ []string) error { return s.run(cmd, e) },
 	}
 	f, o := cmd.Flags(), &s.options
-	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP, or none")
-	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and Envoy, or none")
+	f.StringArrayVar(&o.HTTP, "http", []string{"127.0.0.1:8080"}, "address for HTTP, or none for no HTTP")
+	f.StringArrayVar(&o.GRPC, "grpc", []string{"127.0.0.1:8081"}, "address for gRPC and for Envoy, or none for no gRPC")
 	f.StringArrayVar(&o.Admin, "admin", nil,
-		"address for probes and metrics alone, over plain HTTP: they are there at --http too, with the buckets")
-	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize, "most connections to each Redis server")
+		"address that serves only probes and metrics, over plain HTTP; the addresses of --http serve them, too")
+	f.IntVar(&s.poolSize, "redis-connections", 2*redisconn.DefaultPoolSize,
+		fmt.Sprintf("largest number of connections to each Redis server, from 1 to %d", redisconn.MaxPoolSize))
 	f.IntVar(&s.cacheSize, "cache-size", 1<<15,
-		"how many buckets are remembered at least; each needs some 300 bytes, for up to twice as many")
+		"number of buckets that are at least kept in memory; up to twice as many are kept, at about 300 bytes each")
 	f.DurationVar(&s.deadline, "deadline", 0,
-		"how long a call to Redis may take; 0 for four round trips, at least 50ms for buckets and 500ms for other "+
-			"limits, at most 1s")
+		"timeout of a call to Redis, from 1ms to --client-timeout; 0 for four round trips, but at least 50ms for buckets "+
+			"and 500ms for other limits, and at most 1s")
 	f.StringArrayVar(&s.policies, "metrics-policy", nil,
-		"a bucket, or a prefix with a * behind it, that has a label of its own at /metrics; the others share one")
+		"bucket, or prefix of buckets followed by *, that has its own label in the metrics; other buckets share a label")
 	f.StringArrayVar(&s.files.named, "limits", nil,
-		"file of limits by name, which is followed: lazy buckets, windows, pacing, schedules")
+		"file of named limits (refilled or lazy buckets, windows, pacing, schedules); read again when it changes")
 	f.StringArrayVar(&s.files.envoy, "envoy", nil,
-		"file of rate limits for Envoy, one domain each, or a directory of such files, which is followed")
-	f.BoolVar(&s.files.shadow, "envoy-shadow", false, "answer OK to Envoy whatever the limits say")
+		"file of rate limits for one domain of Envoy, or directory of such files; read again when it changes")
+	f.BoolVar(&s.files.shadow, "envoy-shadow", false,
+		"treat each limit for Envoy as if it had shadow_mode, so that no request is denied")
 	f.BoolVar(&s.files.headers, "envoy-headers", false,
-		"have Envoy add RateLimit-Limit, -Remaining, -Reset and Retry-After to responses")
-	f.BoolVar(&s.files.quota, "envoy-quota", false, "answer Envoy as if each limit had quota_mode")
-	f.StringVar(&s.files.names.Limit, "envoy-limit-header", "RateLimit-Limit", "name of this header")
-	f.StringVar(&s.files.names.Remaining, "envoy-remaining-header", "RateLimit-Remaining", "name of this header")
-	f.StringVar(&s.files.names.Reset, "envoy-reset-header", "RateLimit-Reset", "name of this header")
-	f.StringVar(&s.windows.Prefix, "envoy-key-prefix", "", "what the keys of Envoy's windows begin with in Redis")
+		"let Envoy add the headers RateLimit-Limit, RateLimit-Remaining, RateLimit-Reset and Retry-After to responses")
+	f.BoolVar(&s.files.quota, "envoy-quota", false, "treat each limit for Envoy as if it had quota_mode")
+	f.StringVar(&s.files.names.Limit, "envoy-limit-header", "RateLimit-Limit", "name of the header with the limit")
+	f.StringVar(&s.files.names.Remaining, "envoy-remaining-header", "RateLimit-Remaining",
+		"name of the header with the remaining tokens")
+	f.StringVar(&s.files.names.Reset, "envoy-reset-header", "RateLimit-Reset",
+		"name of the header with the seconds until the limit is reset")
+	f.StringVar(&s.windows.Prefix, "envoy-key-prefix", "", "prefix of the Redis keys of Envoy's windows")
 	f.IntVar(&s.windows.Remembered, "envoy-local-cache", s.windows.Remembered,
-		"how many of Envoy's windows without tokens are denied from memory, for up to a second; 0 for none")
+		"number of Envoy's exhausted windows that are denied from memory, each for up to a second; 0 for none")
 	f.StringVar(&s.tls.Cert, "tls-cert", "",
-		"PEM file of the certificate for TLS on TCP addresses; read for each handshake")
-	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of its key")
-	f.StringVar(&s.tls.ClientCA, "tls-client-ca", "", "PEM file of the authorities whose certificates clients must show")
-	f.IntVar(&o.Limits.Calls, "calls", o.Limits.Calls, "most calls that run at once, waits not included; more of them queue")
-	f.IntVar(&o.Limits.ClientCalls, "client-calls", o.Limits.ClientCalls, "most calls of one client that run at once")
-	f.IntVar(&o.Limits.Queue, "queue", o.Limits.Queue, "most calls that queue")
-	f.DurationVar(&o.Limits.QueueWait, "queue-wait", o.Limits.QueueWait, "how long a call without a deadline queues")
+		"PEM file of the server's certificate, for TLS on TCP addresses; read again for each handshake")
+	f.StringVar(&s.tls.Key, "tls-key", "", "PEM file of the private key of the server's certificate")
+	f.StringVar(&s.tls.ClientCA, "tls-client-ca", "",
+		"PEM file of the certificate authorities of clients; if it is given, clients must have a certificate")
+	f.IntVar(&o.Limits.Calls, "calls", o.Limits.Calls,
+		"largest number of calls that run at once, without waits for tokens; further calls queue")
+	f.IntVar(&o.Limits.ClientCalls, "client-calls", o.Limits.ClientCalls,
+		"largest number of calls of one client that run at once")
+	f.IntVar(&o.Limits.Queue, "queue", o.Limits.Queue, "largest number of calls in the queue")
+	f.DurationVar(&o.Limits.QueueWait,
+		"queue-wait", o.Limits.QueueWait,
+		"longest time in the queue for a call without a deadline")
 	f.IntVar(&o.Limits.TokenWaits, "waits", o.Limits.TokenWaits,
-		"most waits for tokens under way; one client may have half of them")
-	f.IntVar(&o.Limits.Connections, "client-connections", o.Limits.Connections, "most connections of one client")
-	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "most bytes of a request")
+		"largest number of waits for tokens at a time; one client may have half of them")
+	f.IntVar(&o.Limits.Connections,
+		"client-connections", o.Limits.Connections,
+		"largest number of connections of one client")
+	f.IntVar(&o.Limits.Body, "max-request", o.Limits.Body, "largest size of a request in bytes")
 	f.DurationVar(&o.Limits.ConnectionAge, "max-connection-age", o.Limits.ConnectionAge,
-		"how old a connection gets before its client is asked to open another, perhaps to another sidecar; 0 for no bound")
-	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may ask for")
+		"age at which a connection is closed, so that its client reconnects, perhaps to another sidecar; 0 for no limit")
+	f.DurationVar(&o.Limits.Wait, "max-wait", o.Limits.Wait, "longest wait for tokens that a call may request")
 	f.DurationVar(&o.Limits.Patience, "client-timeout", o.Limits.Patience,
-		"how long a client may take to send a request, and to read the answer")
+		"longest time for a client to send a request, and to read the reply")
 	f.DurationVar(&o.Drain.Delay, "drain-delay", o.Drain.Delay,
-		"at the end, for how long calls are still accepted while health says no")
+		"time after SIGTERM or SIGINT in which calls are still accepted, while health checks fail")
 	f.DurationVar(&o.Drain.Timeout, "drain-timeout", o.Drain.Timeout,
-		"at the end, how long calls under way may take after that")
-	f.StringVar(&s.logLevel, "log-level", "info", "trace, debug, info, warn, error or off")
-	f.StringVar(&s.logFormat, "log-format", "text", "text or json")
+		"longest time for running calls to finish after --drain-delay")
+	f.StringVar(&s.logLevel, "log-level", "info", "lowest level of log messages: trace, debug, info, warn, error or off")
+	f.StringVar(&s.logFormat, "log-format", "text", "format of log messages: text or json")
 	describeVariables(cmd)
 	s.conn.addFlags(cmd)
 	cli.Group(cmd, "Redis", "redis-", "deadline", "cache-size")
 	cli.Group(cmd, "TLS", "tls-")
 	cli.Group(cmd, "Envoy", "envoy-")
-	cli.Group(cmd, "limits of load", "calls", "client-", "queue", "queue-wait", "waits", "max-")
-	cli.Group(cmd, "stopping", "drain-")
+	cli.Group(cmd, "load limits", "calls", "client-", "queue", "queue-wait", "waits", "max-")
+	cli.Group(cmd, "shutdown", "drain-")
 	return cmd
 }
 
@@ -219,7 +234,8 @@ func (s *serve) check(e env) (err error) {
 		return cli.Usage(err)
 	}
 	if most := s.options.Limits.Patience; s.deadline != 0 && s.deadline < time.Millisecond || s.deadline > most {
-		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s, which is --client-timeout, or 0", s.deadline, most))
+		return cli.Usage(fmt.Errorf("--deadline %s: want 1ms to %s (the value of --client-timeout), or 0", s.deadline,
+			most))
 	}
 	if s.poolSize < 1 || s.poolSize > redisconn.MaxPoolSize {
 		return cli.Usage(fmt.Errorf("--redis-connections %d: want 1 to %d", s.poolSize, redisconn.MaxPoolSize))
@@ -269,7 +285,7 @@ func (s *serve) serverTLS() (*tls.Config, error) {
 		return nil, nil
 	}
 	if s.tls.Cert == "" || s.tls.Key == "" {
-		return nil, cli.Usage(errors.New("TLS wants both --tls-cert and --tls-key"))
+		return nil, cli.Usage(errors.New("TLS needs both --tls-cert and --tls-key"))
 	}
 	return s.tls.Config()
 }

@@ -179,7 +179,7 @@ func TestServeSaysWhatIsWrongWithItsFlags(t *testing.T) {
 		"serve --http= --grpc=":                     {cli.ExitUsage, "no address"},
 		"serve --grpc= --envoy " + dir + "/x":       {cli.ExitFailed, "no such file"},
 		"serve --envoy " + dir + "/bad.yaml":        {cli.ExitUsage, "bad.yaml: descriptors[0]"},
-		"serve --envoy-shadow":                      {cli.ExitUsage, "go with --envoy"},
+		"serve --envoy-shadow":                      {cli.ExitUsage, "need --envoy"},
 		"serve --client-calls 0":                    {cli.ExitUsage, "--client-calls 0: want 1 to 65536"},
 		"serve --client-connections 0":              {cli.ExitUsage, "--client-connections 0: want 1 to 65536"},
 		"serve --max-request 7":                     {cli.ExitUsage, "--max-request 7: want 1024 to 4194304"},

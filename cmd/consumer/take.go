@@ -19,8 +19,8 @@ func newTakeCommand(e env) *cobra.Command {
 	requestID := ""
 	cmd := &cobra.Command{
 		Use:     "take KEY",
-		Short:   "Take tokens, all or none",
-		Long:    "Take tokens from bucket KEY, all or none. Exit code 0 means taken, 3 denied.",
+		Short:   "Take tokens from a bucket, all or none",
+		Long:    "Take tokens from bucket KEY, all or none.\n\nExit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.",
 		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json\n  consumer take acme --flow team-a/user-7",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -44,7 +44,7 @@ func newTakeCommand(e env) *cobra.Command {
 			})
 		},
 	}
-	addTokensFlag(cmd, &n, "how many tokens")
+	addTokensFlag(cmd, &n, "number of tokens to take")
 	addLeaveFlag(cmd, &leave)
 	addFlowFlag(cmd, &flow)
 	addRequestFlag(cmd, &requestID)

@@ -21,9 +21,11 @@ func newTakeAllCommand(e env) *cobra.Command {
 	flow := ""
 	cmd := &cobra.Command{
 		Use:   "take-all KEY[=N]...",
-		Short: "Take tokens of several buckets, all or none",
-		Long: `Take N tokens (1 if left out) from each bucket KEY, or from none of them if one denies. N
-follows the last = of an argument. Exit code 0 means taken, 3 denied.`,
+		Short: "Take tokens from several buckets, all or none",
+		Long: `Take N tokens from each bucket KEY. If one of the buckets has too few tokens, no tokens are taken from any of
+them. The default of N is 1. If an argument has several = signs, N follows the last one.
+
+Exit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.`,
 		Example: "  consumer take-all user:7 tenant:acme=2 && work",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -66,7 +68,7 @@ func parseRequest(s string) (fetch.Request, error) {
 	}
 	n, err := cli.ParseWhole(s[at+1:], 1, policy.MaxTokens)
 	if err != nil {
-		return fetch.Request{}, fmt.Errorf("%q: the number of tokens, after the last =: %w", s, err)
+		return fetch.Request{}, fmt.Errorf("%q: number of tokens after the last =: %w", s, err)
 	}
 	return fetch.Request{Key: s[:at], N: n}, nil
 }

@@ -23,14 +23,16 @@ func newWaitCommand(e env) *cobra.Command {
 	flow := ""
 	cmd := &cobra.Command{
 		Use:   "wait KEY",
-		Short: "Take tokens as soon as they are there",
-		Long: `Take tokens from bucket KEY, all at once, as soon as they are there. With --timeout the command ends with exit
-code 3 (denied) when they are due later than that: at once, if that is known.`,
+		Short: "Take tokens from a bucket as soon as it has enough",
+		Long: `Wait until bucket KEY has enough tokens, and take them, all at once. If the tokens are due later than
+--timeout, they are denied. If that is known beforehand, the command ends at once.
+
+Exit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.`,
 		Example: "  consumer wait checkout -n 5 --timeout 10s && work",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if timeout < 0 {
-				return cli.Usage(fmt.Errorf("--timeout %s: want 0 (none) or more", timeout))
+				return cli.Usage(fmt.Errorf("--timeout %s: want 0 (no limit) or more", timeout))
 			}
 			key := args[0]
 			return conn.with(func(c *fetch.Client) error {
@@ -47,7 +49,7 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 					return err
 				}
 				result := answer.NewWait(key, r, time.Since(began))
-				text := fmt.Sprintf("denied: not within %s: %v", timeout, err)
+				text := fmt.Sprintf("denied: no tokens within %s: %v", timeout, err)
 				if result.OK {
 					text = fmt.Sprintf("taken: %s, after %s", plural(n), time.Since(began).Round(time.Millisecond))
 				}
@@ -61,10 +63,10 @@ code 3 (denied) when they are due later than that: at once, if that is known.`,
 			})
 		},
 	}
-	addTokensFlag(cmd, &n, "how many tokens")
+	addTokensFlag(cmd, &n, "number of tokens to take")
 	addLeaveFlag(cmd, &leave)
 	addFlowFlag(cmd, &flow)
-	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "longest wait; 0 for any")
+	cmd.Flags().DurationVar(&timeout, "timeout", timeout, "longest time to wait; 0 for no limit")
 	conn.addFlags(cmd)
 	out.addFlags(cmd)
 	return cmd

@@ -87,7 +87,7 @@ func inFamily(name string, families []string) bool {
 // OutputFlag adds the flag --output to a command, which stores it in form. Values other than text and json are wrong
 // usage.
 func OutputFlag(cmd *cobra.Command, form *string) {
-	cmd.Flags().StringVarP(form, "output", "o", "text", "text or json")
+	cmd.Flags().StringVarP(form, "output", "o", "text", "output format: text or json")
 	cmd.PreRunE = func(*cobra.Command, []string) error {
 		if *form != "text" && *form != "json" {
 			return Usage(fmt.Errorf("--output %q: want text or json", *form))

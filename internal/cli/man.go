@@ -13,9 +13,9 @@ func ManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write the manual pages into a directory",
-		Long: `Write the manual pages of the program and of its commands into the directory DIR, which is created if it is
-missing. They are of section 1 of the manual. "man -l DIR/NAME.1" shows a page. To have "man" find them, write them into
-a directory man1 of its path, such as /usr/local/share/man/man1.`,
+		Long: `Write manual pages (section 1) of the program and of each of its commands into the directory DIR. The
+directory is created if it doesn't exist. "man -l DIR/NAME.1" shows a page. So that "man NAME" finds the pages, use a
+directory man1 in the search path of man, such as /usr/local/share/man/man1.`,
 		Args: Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := os.MkdirAll(args[0], 0o755); err != nil {

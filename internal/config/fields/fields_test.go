@@ -83,7 +83,8 @@ func TestAFlagIsCalledAsItsVariable(t *testing.T) {
 	require.Equal(t, []string{"server", "server-password-file", "", "other", "other-password-file", "", "members"}, flags,
 		"no flag holds a password")
 	require.Equal(t, "where it is ($REFILLER_SERVER_URL)", usages[0])
-	require.Equal(t, "server.password_file of the file: an address ($REFILLER_SERVER_PASSWORD_FILE)", usages[1])
+	require.Equal(t, "value of server.password_file in the configuration: an address ($REFILLER_SERVER_PASSWORD_FILE)",
+		usages[1])
 }
 
 func TestSuggestionsAreCloseWords(t *testing.T) {

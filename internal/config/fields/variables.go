@@ -47,7 +47,7 @@ func (v Variable) Flag() string {
 func (v Variable) Usage() string {
 	text := v.Help
 	if text == "" {
-		text = v.Field + " of the file: " + v.Want
+		text = "value of " + v.Field + " in the configuration: " + v.Want
 	}
 	return text + " ($" + v.Name + ")"
 }

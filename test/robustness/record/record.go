@@ -157,7 +157,7 @@ const (
 	Denied  = "denied"
 	Missing = "missing" // the answer was that the bucket doesn't exist
 	Failed  = "failed"  // the operation certainly had no effect
-	Unknown = "unknown" // the operation may have had its effect
+	Unknown = "unknown" // the operation may have taken effect
 )
 
 // Op is one call of a client.
