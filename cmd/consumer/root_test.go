@@ -133,7 +133,7 @@ func TestExitCodesAndMessages(t *testing.T) {
 		{"take checkout --colour", cli.ExitUsage, "", "unknown flag"},
 		{"take checkout --redis nowhere", cli.ExitUsage, "", "redis://host:port/db"},
 		{"nonsense", cli.ExitUsage, "", "unknown command"},
-		{"", cli.ExitUsage, "", "which command?"},
+		{"", cli.ExitUsage, "", "no command was given"},
 	}
 	for _, s := range steps {
 		o := consumer(t.Context(), server.URL(), strings.Fields(s.args)...)

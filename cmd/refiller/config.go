@@ -15,7 +15,7 @@ func configCommand(e env) *cobra.Command {
 		Short: "Describe the configuration file",
 		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.Usage(errors.New("config: which command? schema"))
+			return cli.Usage(errors.New("config: no subcommand was given: want schema"))
 		},
 	}
 	cmd.AddCommand(&cobra.Command{

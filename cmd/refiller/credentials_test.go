@@ -82,7 +82,7 @@ func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	require.Contains(t, stdout, `"title": "Configuration of a refiller"`)
 	for command, says := range map[string]string{
 		"chekc": `unknown command "chekc" for "refiller": did you mean check?`, "config shcema": "did you mean schema?",
-		"config":       "which command? schema",
+		"config":       "no subcommand was given: want schema",
 		"grant x -n 0": "want a whole number from 1 to 1125899906842624", "grant x -n 1.5": "want a whole number from 1",
 		"reset x -n -1": "want a whole number from 0 to 1125899906842624", "reset x -n 9999999999999999": "number from 0",
 		"limit set x --capacity=0": "want a whole number from 1 to 1125899906842624",

@@ -31,7 +31,7 @@ doesn't name is as the template has it when the override is set. It counts from 
 that exists too, refills nothing, and stays in force until it is unset, whatever later versions of the template say.`,
 		Args: cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.Usage(errors.New("limit: which command? set, get, list or unset"))
+			return cli.Usage(errors.New("limit: no subcommand was given: want set, get, list or unset"))
 		},
 	}
 	cmd.AddCommand(limitSetCommand(e), limitGetCommand(e), limitListCommand(e), limitUnsetCommand(e))

@@ -21,7 +21,7 @@ func poolCommand(e env) *cobra.Command {
 		Short: "Show the pools that regions share, and operate them",
 		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
-			return cli.Usage(errors.New("pool: which command? status, plan, fence or lift"))
+			return cli.Usage(errors.New("pool: no subcommand was given: want status, plan, fence or lift"))
 		},
 	}
 	cmd.AddCommand(poolStatusCommand(e), poolPlanCommand(e), poolFenceCommand(e), poolLiftCommand(e))

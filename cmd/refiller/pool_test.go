@@ -280,8 +280,8 @@ func TestPoolStatusSaysThatNoLivingRegionHasAGrant(t *testing.T) {
 func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"which command? status, plan, fence or lift":            {"pool"},
-		"where is etcd? give --config FILE or --etcd HOST:PORT": {"pool", "status"},
+		"no subcommand was given: want status, plan, fence or lift": {"pool"},
+		"where is etcd? give --config FILE or --etcd HOST:PORT":     {"pool", "status"},
 		"want text or json":               {"pool", "status", "-o", "xml"},
 		"--watch 1ms: want 100ms or more": {"pool", "status", "--watch=1ms"},
 		"no argument: want":               {"pool", "fence"},

@@ -82,7 +82,7 @@ func (r *runner) addFlags(cmd *cobra.Command) {
 		"file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
 	cmd.Flags().BoolVar(&r.inEtcd, "config-etcd", false,
 		"follow a document in etcd too, at the config key below election.prefix")
-	cli.Group(cmd, "the registry of pools", "pool-registry")
+	cli.Group(cmd, "the pool registry", "pool-registry")
 	cli.Group(cmd, "logs", "history", "log-format", "log-level")
 }
 

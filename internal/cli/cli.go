@@ -21,7 +21,7 @@ func Root(root *cobra.Command, e Env) *cobra.Command {
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	root.Args = UnknownCommand
-	root.RunE = func(*cobra.Command, []string) error { return Usage(errors.New("which command?")) }
+	root.RunE = func(*cobra.Command, []string) error { return Usage(errors.New("no command was given")) }
 	root.SetIn(e.Stdin)
 	root.SetOut(e.Stdout)
 	root.SetErr(e.Stderr)

@@ -4,12 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
-	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-
-	"github.com/tokenrefill/refiller/internal/config/fields"
 )
 
 // value is the value of a flag. Its text is passed to read.
@@ -53,35 +50,6 @@ func ParseWhole(s string, lowest, highest int64) (int64, error) {
 		return 0, fmt.Errorf("want a whole number from %d to %d", lowest, highest)
 	}
 	return n, nil
-}
-
-// VariableFlags adds the flags of configuration variables to a command. If families are given, it adds only flags in
-// these families. For example, --redis and --redis-ca are in the family redis. The values of these flags on the command
-// line are appended to overrides.
-func VariableFlags(cmd *cobra.Command, variables []fields.Variable, overrides *[]fields.Override, families ...string) {
-	for _, v := range variables {
-		name := v.Flag()
-		if name == "" || !inFamily(name, families) {
-			continue
-		}
-		cmd.Flags().Var(NewValue("string", "", func(text string) error {
-			*overrides = append(*overrides, fields.Override{Source: "--" + name, Field: v.Field, Value: text})
-			return nil
-		}), name, v.Usage())
-	}
-	Group(cmd, "Redis", "redis-")
-	Group(cmd, "etcd", "etcd-")
-	Group(cmd, "the registry of pools", "pool-registry-")
-}
-
-// inFamily reports whether a flag is in one of the families. It returns true if there are no families.
-func inFamily(name string, families []string) bool {
-	for _, family := range families {
-		if name == family || strings.HasPrefix(name, family+"-") {
-			return true
-		}
-	}
-	return len(families) == 0
 }
 
 // OutputFlag adds the flag --output to a command, which stores it in form. Values other than text and json are wrong

@@ -112,7 +112,7 @@ func (h *helpText) flags(cmd *cobra.Command) {
 		further = append(further, fmt.Sprintf("%s (%d)", title, len(groups[title])))
 	}
 	h.WriteString("\n")
-	h.paragraphs(fmt.Sprintf("There are more flags for %s: %s %s lists them.", strings.Join(further, ", "),
+	h.paragraphs(fmt.Sprintf("There are more flags for %s. To list them, run: %s %s", strings.Join(further, ", "),
 		cmd.CommandPath(), allHelp))
 }
 

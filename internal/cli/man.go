@@ -13,7 +13,7 @@ func ManCommand() *cobra.Command {
 	return &cobra.Command{
 		Use:   "man DIR",
 		Short: "Write the manual pages into a directory",
-		Long: `Write manual pages (section 1) of the program and of each of its commands into the directory DIR. The
+		Long: `Write the manual pages (section 1) of the program and of each of its commands into the directory DIR. The
 directory is created if it doesn't exist. "man -l DIR/NAME.1" shows a page. So that "man NAME" finds the pages, use a
 directory man1 in the search path of man, such as /usr/local/share/man/man1.`,
 		Args: Positional(cobra.ExactArgs(1)),

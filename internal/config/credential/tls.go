@@ -10,11 +10,11 @@ import (
 // TLS names the PEM files of a TLS client. The zero TLS trusts the system's authorities and shows no certificate.
 type TLS struct {
 	// Authorities to trust instead of the system's.
-	CA string `yaml:"ca" is:"pem file" env:"CA" help:"PEM file of certificate authorities, instead of the system's"`
+	CA string `yaml:"ca" is:"pem file" env:"CA"`
 	// The client's certificate, with its key.
-	Cert string `yaml:"cert" is:"pem file" env:"CERT" help:"PEM file of the client certificate"`
+	Cert string `yaml:"cert" is:"pem file" env:"CERT"`
 	// Key of the certificate.
-	Key string `yaml:"key" is:"pem file" env:"KEY" help:"PEM file of the client certificate's private key"`
+	Key string `yaml:"key" is:"pem file" env:"KEY"`
 }
 
 // IsZero reports whether no file is named.

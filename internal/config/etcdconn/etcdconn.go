@@ -43,11 +43,11 @@ const (
 // Options are the options of a connection to etcd, as fields of a configuration. They print without secrets.
 type Options struct {
 	// Addresses of members of etcd. Either all of them use TLS, or none.
-	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS" help:"endpoints of etcd, separated by commas"`
+	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS"`
 	// User to log in as. It needs a password.
-	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user name for etcd"`
+	Username string `yaml:"username" is:"user" env:"USERNAME"`
 	// File with the user's password.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with the password"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE"`
 	// PEM files for TLS. If a file is named, endpoints without a scheme use TLS, too.
 	TLS credential.TLS `yaml:"tls" env:""`
 }

@@ -12,7 +12,6 @@
 //	env:"CA"                  the last part of the environment variable's name. The tag of a struct precedes the tags
 //	                          of its fields. If it is PASSWORD_FILE, there is also a variable PASSWORD, which holds
 //	                          the content of such a file
-//	help:"address of Redis"   the description of the flag for this field
 //
 // The same tags describe the fields for a schema and a reference: see [Decoder.Describe].
 package fields

@@ -27,7 +27,6 @@ type field struct {
 	env, secret *string // last parts of variables' names; for a section, their prefix for its fields
 	index       []int
 	typ         reflect.Type
-	help        string
 	doc         [2]string // type and name in Go
 }
 
@@ -115,7 +114,7 @@ func (d *Decoder) addFields(s *shape, t reflect.Type, index []int, env string) {
 			continue
 		}
 		f := field{name: name, required: option == "required", initial: sf.Tag.Get("default"), index: at, typ: sf.Type}
-		f.help, f.doc = sf.Tag.Get("help"), [2]string{t.String(), sf.Name}
+		f.doc = [2]string{t.String(), sf.Name}
 		if part, ok := sf.Tag.Lookup("env"); ok {
 			part = env + part
 			f.env = &part

@@ -28,8 +28,6 @@ func EnvironmentOf(environ []string) Environment {
 type Variable struct {
 	Name   string
 	Field  string // dotted path
-	Want   string // what is allowed
-	Help   string // its purpose in a few words, or empty
 	Secret bool   // it holds the secret itself, although the field is for the name of the secret's file
 }
 
@@ -41,15 +39,6 @@ func (v Variable) Flag() string {
 	}
 	name := strings.ReplaceAll(strings.ToLower(strings.TrimPrefix(v.Name, Prefix)), "_", "-")
 	return strings.TrimSuffix(strings.TrimSuffix(name, "-endpoints"), "-url")
-}
-
-// Usage returns the description of the flag.
-func (v Variable) Usage() string {
-	text := v.Help
-	if text == "" {
-		text = "value of " + v.Field + " in the configuration: " + v.Want
-	}
-	return text + " ($" + v.Name + ")"
 }
 
 // Variables returns the variables of all fields, in the order of the fields. If two set the same field, the later one
@@ -64,11 +53,10 @@ func (d *Decoder) variables(t reflect.Type, prefix, path string) []Variable {
 		case f.section() != nil:
 			list = append(list, d.variables(f.section(), prefix+*f.env, path+f.name+".")...)
 		default:
-			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name, Want: f.kind.Want, Help: f.help})
+			list = append(list, Variable{Name: prefix + *f.env, Field: path + f.name})
 		}
 		if f.secret != nil {
-			secret := Variable{Name: prefix + *f.secret, Field: path + f.name, Want: "the password itself", Secret: true}
-			list = append(list, secret)
+			list = append(list, Variable{Name: prefix + *f.secret, Field: path + f.name, Secret: true})
 		}
 	}
 	return list

@@ -32,13 +32,13 @@ const topologyAge = 2 * time.Second
 // Options are the options of a connection to Redis, as fields of a configuration. They print without secrets.
 type Options struct {
 	// Address of Redis.
-	URL URL `yaml:"url,required" is:"redis url" env:"URL" help:"URL of Redis, such as redis://127.0.0.1:6379/0"`
+	URL URL `yaml:"url,required" is:"redis url" env:"URL"`
 	// User to log in as. It replaces the user in the URL.
-	Username string `yaml:"username" is:"user" env:"USERNAME" help:"user name for Redis"`
+	Username string `yaml:"username" is:"user" env:"USERNAME"`
 	// File with the user's password. It replaces the password in the URL.
-	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE" help:"file with the password"`
+	Password credential.Password `yaml:"password_file" is:"password" env:"PASSWORD_FILE"`
 	// User of the sentinels themselves.
-	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME" help:"user name for sentinels"`
+	SentinelUsername string `yaml:"sentinel_username" is:"user" env:"SENTINEL_USERNAME"`
 	// File with the sentinels' password.
 	SentinelPassword credential.Password `yaml:"sentinel_password_file" is:"password" env:"SENTINEL_PASSWORD_FILE"`
 	// PEM files for TLS, also to the sentinels. The URL must be in a rediss form.
