@@ -252,6 +252,24 @@ func TestTheClockOfADivisionGoesOnAfterThatOfTheServerWasSetBack(t *testing.T) {
 	}
 }
 
+// A token costs flow a 0.1 s of the clock. So after a minute the flow has the right to five tokens, the least that a flow
+// may save, and to no more.
+func TestAFlowThatTakesSingleTokensMaySaveFive(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, "2026-11-26T12:00:00Z")
+	ctx := t.Context()
+	storeDivided(ctx, t, w.rdb, "b")
+	w.set(w.now.Add(time.Minute))
+	plan := listing(2)
+	plan.Span = second / 10
+	require.NoError(t, planned(ctx, w.rdb, "b", plan))
+	runs := []policy.FlowRun{{Flow: "a", Run: policy.Run{N: 1, Count: 20}}}
+	replies, err := new(lua.FlowTakesCall).Do(ctx, w.rdb, []lua.FlowTakes{{Key: "b", Runs: runs, Terms: true}})
+	require.NoError(t, err)
+	require.NoError(t, replies[0].Err)
+	require.Equal(t, []lua.RunReply{{Taken: 20, Paid: 5}}, replies[0].Runs)
+}
+
 // The script writes the fields of a plan in several commands, 1000 fields in each.
 func TestAPlanOfManyFlowsReplacesAnotherOne(t *testing.T) {
 	t.Parallel()
