@@ -373,9 +373,9 @@ func TestCheckNamesEveryProblemOfTheSidecarsFiles(t *testing.T) {
 	require.NotContains(t, o.stdout, "ok")
 	for _, says := range []string{
 		"limits[0].name: it is missing", "limits[1]: want one of", "limits[2].lazy.rate: ", "limits[3].window: window: 0s",
-		"limits[4].schedule.windows[0].zone: \"Mars/Base\" is no time zone", "limits[5].schedule.windows[0].per: ",
+		"limits[4].schedule.windows[0].zone: \"Mars/Base\" is not a time zone", "limits[5].schedule.windows[0].per: ",
 		"limits[6].schedule: schedule: bad config: windows: there are 0", "limits[7].all[0]: want one of lazy",
-		"limits[8].name: \"of\" is there twice",
+		"limits[8].name: \"of\" is the name of two limits",
 	} {
 		require.Contains(t, o.stderr, says)
 	}

@@ -263,8 +263,8 @@ func TestABadFlowIsRefusedByEachDoor(t *testing.T) {
 		{"/v1/limits/any/take", `{"key":"acme","flow":"a//b"}`, "flow: "},
 		{"/v1/take-all", `{"requests":[{"key":"acme","flow":"a//b"}]}`, "flow: "},
 		{"/v1/reserve", `{"key":"acme","flow":"a//b","ttl_ms":1000}`, "flow: "},
-		{"/v1/limits/acme/take", `{"key":"a","flow":"b"}`, "flow: the keys of acme are its flows"},
-		{"/v1/limits/api/take", `{"key":"a","flow":"b"}`, "flow: api is no limit of refilled buckets"},
+		{"/v1/limits/acme/take", `{"key":"a","flow":"b"}`, "flow: acme makes the flow from the key"},
+		{"/v1/limits/api/take", `{"key":"a","flow":"b"}`, "flow: api does not use refilled buckets"},
 	} {
 		r := b.post(c.path, c.body)
 		require.Equal(t, http.StatusBadRequest, r.status, c.path)
@@ -274,8 +274,8 @@ func TestABadFlowIsRefusedByEachDoor(t *testing.T) {
 	for query, says := range map[string]string{
 		"limit=any&key=acme&flow_by=user":                               "flow_by: \"user\" is neither ip nor header:NAME",
 		"limit=any&key=acme" + strings.Repeat("&flow_by=header:X", 4):   "flow_by: given 4 times; want at most 3",
-		"limit=api&key=acme&flow_by=header:X":                           "api is no limit of refilled buckets",
-		"limit=any&key=acme&flow_by=header:Twice":                       "flow_by: header Twice is there 2 times",
+		"limit=api&key=acme&flow_by=header:X":                           "api does not use refilled buckets",
+		"limit=any&key=acme&flow_by=header:Twice":                       "flow_by: the request has 2 headers Twice",
 		"limit=acme&key=seven&flow_by=header:Twice,header:X&flow_by=ip": "flow_by",
 	} {
 		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, b.url("/v1/check?"+query), nil)
@@ -298,11 +298,11 @@ func TestABadFlowIsRefusedByEachDoor(t *testing.T) {
 func TestBadFlowsOfFilesAreNamed(t *testing.T) {
 	t.Parallel()
 	for file, says := range map[string]string{
-		`{name: a, bucket: {prefix: "x:", flow: "{key}"}}`: "limits[0].bucket.flow: it goes with key",
-		`{name: a, bucket: {key: b, prefix: "x:"}}`:        "limits[0].bucket: want one of prefix and key",
+		`{name: a, bucket: {prefix: "x:", flow: "{key}"}}`: "limits[0].bucket.flow: it needs the field key",
+		`{name: a, bucket: {key: b, prefix: "x:"}}`:        "limits[0].bucket: want either prefix or key",
 		`{name: a, bucket: {key: "}", flow: "{key}"}}`:     "limits[0].bucket.key: ",
-		`{name: a, bucket: {key: b, flow: "all"}}`:         "limits[0].bucket.flow: \"all\": want {key} in it",
-		`{name: a, bucket: {key: b, flow: "{key}/{x}"}}`:   "bucket.flow: \"{key}/{x}\": want {key} in it, and no other",
+		`{name: a, bucket: {key: b, flow: "all"}}`:         "limits[0].bucket.flow: \"all\": want a text that contains {key}",
+		`{name: a, bucket: {key: b, flow: "{key}/{x}"}}`:   "{key}/{x}\": want a text that contains {key}, and no other",
 		`{name: a, bucket: {key: b, flow: "a//{key}"}}`:    "one of its levels is empty; want 1 to 3",
 	} {
 		_, err := limits.Parse("limits.yaml", []byte("limits: ["+file+"]"), nil, nil)
@@ -311,8 +311,8 @@ func TestBadFlowsOfFilesAreNamed(t *testing.T) {
 	for limit, says := range map[string]string{
 		`{bucket: b, flow: "a/{value"}`:               "rate_limit.flow: ",
 		`{bucket: b, flow: "/{value}"}`:               "one of its levels is empty; want 1 to 3",
-		`{bucket: b, flow: "{value:none}"}`:           "no descriptor down to here has the key \"none\"",
-		`{unit: hour, requests_per_unit: 1, flow: a}`: "rate_limit.flow: it goes with a bucket",
+		`{bucket: b, flow: "{value:none}"}`:           "has the key \"none\"",
+		`{unit: hour, requests_per_unit: 1, flow: a}`: "rate_limit.flow: it needs a bucket",
 	} {
 		file := "domain: edge\ndescriptors: [{key: user, rate_limit: " + limit + "}]"
 		_, err := envoy.Parse(map[string][]byte{"edge.yaml": []byte(file)}, nil)

@@ -69,13 +69,13 @@ func badCallsOfLimits() []badRequest {
 		{"PeekNoKey", get, "/v1/limits/api/peek", "", nil, 400, "invalid_key", "empty"},
 		{"PeekMalformed", get, "/v1/limits/api/peek?key=other", "", nil, 409, "malformed_bucket", ""},
 		{"UndoNothing", post, "/v1/limits/api/undo", `{"key":"checkout","undo":"x"}`, nil,
-			400, "bad_request", "is not what a take of the limit answered"},
+			400, "bad_request", "is not from the answer to a take"},
 		{"UndoHuge", post, "/v1/limits/mail/undo", `{"key":"checkout","undo":"9000000000000000000-1"}`, nil,
 			400, "invalid_amount", "want 1 to 500"},
 		{"UndoPlaces", post, "/v1/limits/calls/undo", `{"key":"checkout","undo":"1-0"}`, nil,
-			400, "bad_request", "takes no places back"},
+			400, "bad_request", "can't be undone"},
 		{"NoSchedule", post, "/v1/limits/api/cancel", `{"key":"checkout","id":"a"}`, nil,
-			400, "bad_request", "api is no schedule"},
+			400, "bad_request", "api is not a schedule"},
 		{"NoInstant", post, "/v1/limits/mail/reserve", `{"key":"checkout","id":"a","at":"noon"}`, nil,
 			400, "bad_request", "noon"},
 		{"Past", post, "/v1/limits/mail/reserve", `{"key":"checkout","id":"p","at":"2020-01-01T00:00:00Z"}`, nil,
@@ -96,11 +96,11 @@ func badCallsOfLimits() []badRequest {
 			badRequest{path + " of a huge key", post, at, of(huge), nil, 413, "too_large", ""},
 			badRequest{path + " of a form", post, at, of("a"), form, 415, "wrong_media_type", ""},
 			badRequest{path + " of no key", post, at, of(""), nil, 400, "invalid_key", ""},
-			badRequest{path + " of half a letter", post, at, of(`a\ud800`), nil, 400, "bad_request", "half of a character"})
+			badRequest{path + " of half a letter", post, at, of(`a\ud800`), nil, 400, "bad_request", "half of a surrogate pair"})
 	}
 	cases = append(cases,
 		badRequest{"CheckUnknownLimit", get, "/v1/check?limit=none&key=a", "", nil, 404, "unknown_limit", "none"},
-		badRequest{"CheckWithoutKey", get, "/v1/check?limit=api", "", nil, 400, "bad_request", "want key or by"},
+		badRequest{"CheckWithoutKey", get, "/v1/check?limit=api", "", nil, 400, "bad_request", "want either key or by"},
 		badRequest{"CheckExceeds", get, "/v1/check?limit=api&key=a&tokens=4", "", nil, 422, "exceeds_capacity", "1 to 3"})
 	// A limit of buckets needs a key. Without one, it must not use the bucket that its prefix names.
 	cases = append(cases,
@@ -371,11 +371,11 @@ func TestBadNamesAndWindowsOfAFileAreRefused(t *testing.T) {
 		`name: a, window: {limit: 0, length: 1h}`:              "to have no limit, use no limiter",
 		`name: a, window: {limit: 5, per: fortnight}`:          "window.per: calendar: \"fortnight\" is not one of minute",
 		`name: a, window: {limit: 5, per: day, length: 1h}`:    "window: it excludes per, day",
-		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:   "window.zone: it goes with per",
-		`name: a, window: {limit: 5, per: day, zone: Here}`:    "\"Here\" is no time zone",
+		`name: a, window: {limit: 5, length: 1h, zone: UTC}`:   "window.zone: it needs the field per",
+		`name: a, window: {limit: 5, per: day, zone: Here}`:    "\"Here\" is not a time zone",
 		`name: a, window: {limit: 5, per: day, sliding: true}`: "per: a sliding window follows no calendar",
 		`name: a.b, lazy: {capacity: 1, rate: 1/s}}, {name: a, all: [` + // of one name they would share their counts
-			`{name: b, lazy: {capacity: 1, rate: 1/s}}]`: "limits[1].all[0].lazy: the name \"a.b\" is taken",
+			`{name: b, lazy: {capacity: 1, rate: 1/s}}]`: "limits[1].all[0].lazy: another limit already has the name \"a.b\"",
 
 		`name: a, lazy: {capacity: 10.9, rate: 1/s}`:                  "lazy.capacity: line 1: 10.9 is not a whole",
 		`name: a, window: {limit: 1e3, length: 1h}`:                   "window.limit: line 1: 1e3 is not a",

@@ -126,8 +126,8 @@ func (o Options) Validate() error {
 	between := func(flag string, d, least, most time.Duration) {
 		bad(d >= least && d <= most, "%s %s: want %s to %s", flag, d, least, most)
 	}
-	bad(len(o.HTTP)+len(o.GRPC) > 0, "no address: want one for HTTP or gRPC at least")
-	bad(o.Envoy == nil || len(o.GRPC) > 0, "rate limits for envoy want an address for gRPC")
+	bad(len(o.HTTP)+len(o.GRPC) > 0, "no address: want at least one for HTTP or gRPC")
+	bad(o.Envoy == nil || len(o.GRPC) > 0, "--envoy needs an address for gRPC")
 	for flag, addresses := range map[string][]string{"--http": o.HTTP, "--grpc": o.GRPC, "--admin": o.Admin} {
 		for _, a := range addresses {
 			bad(isAddress(a), "%s %q: want host:port with a port from 0 to 65535, or unix:/path", flag, a)
@@ -145,7 +145,7 @@ func (o Options) Validate() error {
 	between("--drain-timeout", d.Timeout, 0, time.Hour)
 	between("--client-timeout", l.Patience, 10*time.Millisecond, time.Hour)
 	bad(l.ConnectionAge == 0 || l.ConnectionAge >= time.Second && l.ConnectionAge <= 30*24*time.Hour,
-		"--max-connection-age %s: want 1s to 720h, or 0 for no bound", l.ConnectionAge)
+		"--max-connection-age %s: want 1s to 720h, or 0 for no limit", l.ConnectionAge)
 	between("--queue-wait", l.QueueWait, time.Millisecond, time.Minute)
 	return errors.Join(errs...)
 }

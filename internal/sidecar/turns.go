@@ -51,18 +51,18 @@ func (t *turns) enter(ctx context.Context, origin string, a call.Asks, timed boo
 		return nil, call.ErrDraining
 	case errors.Is(err, fair.ErrFull) && a.MayWait:
 		t.refusals.add(metrics.TokenWaits, client)
-		return nil, fmt.Errorf("%w: too many waits are under way", call.ErrBusy)
+		return nil, fmt.Errorf("%w: too many waits for tokens are running", call.ErrBusy)
 	case errors.Is(err, fair.ErrFull):
 		t.refusals.add(metrics.QueueFull, client)
 		return nil, fmt.Errorf("%w: the queue is full", call.ErrBusy)
 	case errors.Is(err, fair.ErrLate):
 		t.refusals.add(metrics.QueueWait, client)
-		return nil, fmt.Errorf("%w: its turn did not come within %s", call.ErrBusy, patience)
+		return nil, fmt.Errorf("%w: the call was in the queue for %s", call.ErrBusy, patience)
 	}
 	if errors.Is(err, context.DeadlineExceeded) {
 		t.refusals.add(metrics.QueueWait, client)
 	}
-	return nil, fmt.Errorf("sidecar: the call ended before its turn: %w", err)
+	return nil, fmt.Errorf("sidecar: the call ended in the queue: %w", err)
 }
 
 func (t *turns) close() {

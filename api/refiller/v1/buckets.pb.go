@@ -77,17 +77,17 @@ type TakeRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The tokens that must be left in the bucket: a number, such as "100", or a percentage of the capacity, such as
-	// "20%". If this field is left out, no token must be left. A take that would leave fewer tokens is denied, and its
-	// retry_after is the time until there are enough.
+	// The number of tokens that must be left in the bucket, such as "100", or a percentage of the capacity, such as
+	// "20%". The default is 0. A take that would leave fewer tokens is denied, and its retry_after is the time until the
+	// bucket has enough tokens.
 	Leave string `protobuf:"bytes,3,opt,name=leave,proto3" json:"leave,omitempty"`
-	// The flow for which the take is, such as a user: 1 to 256 bytes, with up to three levels, as in team-a/user-7. A
-	// bucket that has flows is divided fairly among them; any other bucket ignores the name. All takes without a name
-	// belong to one further flow.
+	// The name of the flow for which the tokens are taken, such as a user. It has 1 to 256 bytes and up to three levels,
+	// as in team-a/user-7. A bucket that has flows is divided fairly among them. Any other bucket ignores the name. All
+	// takes without a name belong to one further flow.
 	Flow *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
-	// The name of the request for which the take is: 1 to 128 printable ASCII characters without spaces, unique among
-	// the takes of the bucket. If the take is repeated with this name within a minute, the tokens are taken only once,
-	// and the reply is the first one. Denials are not remembered. A take with a flow can't have a request id.
+	// An id of the take, unique among the takes of the bucket: 1 to 128 printable ASCII characters without spaces. If the
+	// take is repeated with the same id within a minute, the tokens are taken only once, and the first reply is repeated.
+	// Denials are not remembered. A take with a flow can't have a request id.
 	RequestId     *string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -163,7 +163,7 @@ type Amount struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// As in TakeRequest. All amounts of one bucket are for one flow.
+	// As in TakeRequest. All amounts of one bucket must name the same flow.
 	Flow          *string `protobuf:"bytes,3,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -224,8 +224,8 @@ type ReturnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The source in the reply that granted the tokens. A fallback is refused with INVALID_ARGUMENT, because no bucket
-	// gave its tokens.
+	// The source in the reply to the take. A source that begins with "fallback" is refused with INVALID_ARGUMENT, because
+	// its tokens came from no bucket.
 	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -330,8 +330,8 @@ type WaitRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The longest wait, more than 0. Its default and its upper bound are the server's limit, which is a minute unless
-	// configured. The caller's deadline applies, too.
+	// The longest wait, more than 0. The default, which is also the maximum, is the --max-wait of the server (a minute
+	// unless it is set). The caller's deadline applies, too.
 	Timeout *durationpb.Duration `protobuf:"bytes,3,opt,name=timeout,proto3" json:"timeout,omitempty"`
 	// As in TakeRequest.
 	Leave string `protobuf:"bytes,4,opt,name=leave,proto3" json:"leave,omitempty"`
@@ -412,7 +412,7 @@ type TakeAllRequest struct {
 	Requests []*Amount `protobuf:"bytes,1,rep,name=requests,proto3" json:"requests,omitempty"`
 	// As in TakeRequest, for each bucket.
 	Leave string `protobuf:"bytes,2,opt,name=leave,proto3" json:"leave,omitempty"`
-	// As in TakeRequest. On a Cluster all buckets must be in one slot.
+	// As in TakeRequest. On a Redis Cluster, all buckets must be in one slot.
 	RequestId     *string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3,oneof" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -473,9 +473,9 @@ type ReserveRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// How long the tokens are held at most: 1 ms to 24 h.
+	// The longest duration of the reservation: 1 ms to 24 h.
 	Ttl *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
-	// The reservation's name, unique in the bucket: 1 to 64 bytes. If it is left out, the server chooses one.
+	// The id of the reservation, unique in the bucket: 1 to 64 bytes. If it is left out, the server chooses one.
 	Id      *string `protobuf:"bytes,4,opt,name=id,proto3,oneof" json:"id,omitempty"`
 	Overrun Overrun `protobuf:"varint,5,opt,name=overrun,proto3,enum=refiller.v1.Overrun" json:"overrun,omitempty"`
 	// As in TakeRequest.
@@ -569,7 +569,7 @@ type SettleRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Id    string                 `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// 0 to 2^50; required.
+	// The number of tokens that were used: 0 to 2^50. Required.
 	Used          *int64 `protobuf:"varint,3,opt,name=used,proto3,oneof" json:"used,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -696,11 +696,11 @@ type Result struct {
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
 	// The source of the result. "shared" is the bucket in Redis.
 	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
-	// Whether the bucket is a pool's and its region has only its floor, because it has no grant.
+	// Whether the bucket belongs to a pool, and the region has only its floor at present, because it has no grant.
 	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`
-	// For Peek, the tokens that consumers hold in reservations and leases.
+	// For Peek, the number of tokens that consumers hold in reservations and leases.
 	Outstanding int64 `protobuf:"varint,10,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
-	// Whether the bucket is in shadow mode and would have denied the call, which is admitted.
+	// Whether the call was admitted only because the bucket is in shadow mode.
 	Shadow        bool `protobuf:"varint,11,opt,name=shadow,proto3" json:"shadow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -815,14 +815,14 @@ func (x *Result) GetShadow() bool {
 
 type TakeAllResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Whether all were taken.
+	// Whether the tokens of all requests were taken.
 	Ok bool `protobuf:"varint,1,opt,name=ok,proto3" json:"ok,omitempty"`
 	// The key of the first bucket that has too few tokens; empty if ok.
 	Denied string `protobuf:"bytes,2,opt,name=denied,proto3" json:"denied,omitempty"`
 	// The longest retry_after of the denied results. It is 0 if ok, and absent if no known refill brings the tokens.
 	RetryAfter *durationpb.Duration `protobuf:"bytes,3,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
-	// One result for each request, in the order of the requests. If not all were taken, taken is 0, and ok reports
-	// whether this bucket would have granted the request.
+	// One result for each request, in the order of the requests. If the tokens were not taken, taken is 0, and ok reports
+	// whether this bucket has enough tokens for its request.
 	Results       []*Result `protobuf:"bytes,4,rep,name=results,proto3" json:"results,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -890,10 +890,10 @@ type ReserveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Whether the tokens were reserved, and the state of the bucket afterwards.
 	Result *Result `protobuf:"bytes,1,opt,name=result,proto3" json:"result,omitempty"`
-	// The id for Settle and Cancel. It is empty if there is nothing to settle, because the reservation was denied, or
-	// was admitted without the bucket (see result.source).
+	// The id for Settle and Cancel. It is empty if there is nothing to settle: the reservation was denied, or it was
+	// admitted without the bucket (see result.source and result.shadow).
 	Id string `protobuf:"bytes,2,opt,name=id,proto3" json:"id,omitempty"`
-	// When the reservation ends, by the clock of Redis; absent without an id.
+	// The end of the reservation, by the clock of Redis; absent without an id.
 	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -950,8 +950,8 @@ func (x *ReserveResponse) GetUntil() *timestamppb.Timestamp {
 	return nil
 }
 
-// SettleResponse reports what happened to the tokens. Unused tokens are returned, clamped or void. Tokens that
-// were used beyond the reservation are charged, owed or forgiven.
+// SettleResponse has the result of a settlement. Unused tokens are counted as returned, clamped or void. Tokens that
+// were used beyond the reservation are counted as charged, owed or forgiven.
 type SettleResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -960,7 +960,7 @@ type SettleResponse struct {
 	Returned int64 `protobuf:"varint,3,opt,name=returned,proto3" json:"returned,omitempty"`
 	// Unused tokens that were dropped, because the bucket was full.
 	Clamped int64 `protobuf:"varint,4,opt,name=clamped,proto3" json:"clamped,omitempty"`
-	// Unused tokens that were dropped, because the bucket has lost its state since it granted them.
+	// Unused tokens that were dropped, because the bucket lost its state after the reservation.
 	Void int64 `protobuf:"varint,5,opt,name=void,proto3" json:"void,omitempty"`
 	// Further tokens that were taken from the bucket.
 	Charged int64 `protobuf:"varint,6,opt,name=charged,proto3" json:"charged,omitempty"`

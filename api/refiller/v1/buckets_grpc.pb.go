@@ -36,23 +36,26 @@ const (
 // Buckets takes tokens from buckets. A bucket is named by its key, which has 1 to 512 bytes without a closing brace.
 // A number of tokens is from 1 to 2^50. If it is left out, it is 1.
 //
-// A denial is a normal reply, not an error. All methods return these errors:
+// A denial is a normal reply, not an error. After these errors of all methods the call had no effect:
 //
-//	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown; nothing happened
-//	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
-//	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
-//	FAILED_PRECONDITION  another program uses the key; nothing happened
-//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
-//	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
-//	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
+//	INVALID_ARGUMENT     a field is out of range
+//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown
+//	ALREADY_EXISTS       the id belongs to another reservation, or to another take
+//	OUT_OF_RANGE         the bucket can never have so many tokens
+//	FAILED_PRECONDITION  another program uses the key
+//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no further buckets
+//
+// After these errors the call may have taken effect:
+//
+//	UNAVAILABLE          Redis didn't answer in time
+//	DEADLINE_EXCEEDED    the caller's deadline passed
 type BucketsClient interface {
 	// Take takes tokens, all or none. A call with a request id may be repeated after UNAVAILABLE or DEADLINE_EXCEEDED.
 	// The tokens are then taken only once.
 	Take(ctx context.Context, in *TakeRequest, opts ...grpc.CallOption) (*Result, error)
-	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
-	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
-	// lost, unless the call has a request id and is repeated.
+	// TakeAll takes tokens from several buckets. If one of the buckets has too few tokens, no tokens are taken from any
+	// of them. Several requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED
+	// tokens may be lost, unless the call has a request id and is repeated.
 	TakeAll(ctx context.Context, in *TakeAllRequest, opts ...grpc.CallOption) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. Tokens beyond the bucket's capacity are dropped. Don't
 	// repeat it after UNAVAILABLE, because the first call may have returned the tokens.
@@ -62,9 +65,9 @@ type BucketsClient interface {
 	// Wait takes tokens as soon as the bucket has them. If the tokens are known to be due only after the timeout, the
 	// call is denied at once.
 	Wait(ctx context.Context, in *WaitRequest, opts ...grpc.CallOption) (*WaitResponse, error)
-	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
-	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
-	// UNAVAILABLE: the tokens are taken once.
+	// Reserve takes tokens, all or none, for work whose cost is not known yet. If a reservation is not settled within its
+	// ttl, its tokens are returned. If the caller has chosen the id, it may repeat the call after UNAVAILABLE. The tokens
+	// are then taken only once.
 	Reserve(ctx context.Context, in *ReserveRequest, opts ...grpc.CallOption) (*ReserveResponse, error)
 	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that were
 	// used beyond the reservation are taken from the bucket. If the call is repeated within a minute, it gets the first
@@ -169,23 +172,26 @@ func (c *bucketsClient) Cancel(ctx context.Context, in *CancelRequest, opts ...g
 // Buckets takes tokens from buckets. A bucket is named by its key, which has 1 to 512 bytes without a closing brace.
 // A number of tokens is from 1 to 2^50. If it is left out, it is 1.
 //
-// A denial is a normal reply, not an error. All methods return these errors:
+// A denial is a normal reply, not an error. After these errors of all methods the call had no effect:
 //
-//	INVALID_ARGUMENT     a field is out of range; nothing happened
-//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown; nothing happened
-//	ALREADY_EXISTS       the id belongs to another reservation, or to another take; nothing happened
-//	OUT_OF_RANGE         more tokens than the bucket can ever hold; nothing happened
-//	FAILED_PRECONDITION  another program uses the key; nothing happened
-//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no more buckets; nothing happened
-//	UNAVAILABLE          Redis didn't answer, or not in time; the call may have had its effect
-//	DEADLINE_EXCEEDED    the caller's deadline passed; the call may have had its effect
+//	INVALID_ARGUMENT     a field is out of range
+//	NOT_FOUND            the bucket doesn't exist, or the reservation is unknown
+//	ALREADY_EXISTS       the id belongs to another reservation, or to another take
+//	OUT_OF_RANGE         the bucket can never have so many tokens
+//	FAILED_PRECONDITION  another program uses the key
+//	RESOURCE_EXHAUSTED   the server is busy, or the template allows no further buckets
+//
+// After these errors the call may have taken effect:
+//
+//	UNAVAILABLE          Redis didn't answer in time
+//	DEADLINE_EXCEEDED    the caller's deadline passed
 type BucketsServer interface {
 	// Take takes tokens, all or none. A call with a request id may be repeated after UNAVAILABLE or DEADLINE_EXCEEDED.
 	// The tokens are then taken only once.
 	Take(context.Context, *TakeRequest) (*Result, error)
-	// TakeAll takes tokens of several buckets, all or none: if one of them denies, no bucket is charged. Several
-	// requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED tokens may be
-	// lost, unless the call has a request id and is repeated.
+	// TakeAll takes tokens from several buckets. If one of the buckets has too few tokens, no tokens are taken from any
+	// of them. Several requests for one bucket count as one request for their sum. After UNAVAILABLE or DEADLINE_EXCEEDED
+	// tokens may be lost, unless the call has a request id and is repeated.
 	TakeAll(context.Context, *TakeAllRequest) (*TakeAllResponse, error)
 	// Return gives tokens back that were taken and not used. Tokens beyond the bucket's capacity are dropped. Don't
 	// repeat it after UNAVAILABLE, because the first call may have returned the tokens.
@@ -195,9 +201,9 @@ type BucketsServer interface {
 	// Wait takes tokens as soon as the bucket has them. If the tokens are known to be due only after the timeout, the
 	// call is denied at once.
 	Wait(context.Context, *WaitRequest) (*WaitResponse, error)
-	// Reserve takes tokens, all or none, for work whose cost is known later. If a reservation is not settled, its
-	// tokens are returned when its time is over. If the caller has chosen the id, it may repeat the call after
-	// UNAVAILABLE: the tokens are taken once.
+	// Reserve takes tokens, all or none, for work whose cost is not known yet. If a reservation is not settled within its
+	// ttl, its tokens are returned. If the caller has chosen the id, it may repeat the call after UNAVAILABLE. The tokens
+	// are then taken only once.
 	Reserve(context.Context, *ReserveRequest) (*ReserveResponse, error)
 	// Settle ends a reservation and reports how many tokens were used. Unused tokens are returned, and tokens that were
 	// used beyond the reservation are taken from the bucket. If the call is repeated within a minute, it gets the first

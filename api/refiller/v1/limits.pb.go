@@ -29,8 +29,8 @@ type TakeLimitRequest struct {
 	Name   string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key    string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64 `protobuf:"varint,3,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// As in TakeRequest, but only for a limit of refilled buckets. Other limits refuse it, and so does a limit whose
-	// keys are its flows.
+	// As in TakeRequest, for limits that use refilled buckets. Other limits refuse it. A limit that makes the flow from
+	// the key refuses it, too.
 	Flow          *string `protobuf:"bytes,4,opt,name=flow,proto3,oneof" json:"flow,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -151,11 +151,11 @@ type LimitResult struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Name   string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Result *Result                `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
-	// For pacing, how long to wait before the tokens may be used.
+	// For pacing, the time to wait before the tokens may be used.
 	Wait *durationpb.Duration `protobuf:"bytes,3,opt,name=wait,proto3" json:"wait,omitempty"`
 	// The names of the limits that denied, if the limit consists of several limits.
 	DeniedBy []string `protobuf:"bytes,4,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
-	// The value for Undo; empty if there is nothing to return.
+	// The value that Undo needs; empty if there is nothing to return.
 	Undo string `protobuf:"bytes,5,opt,name=undo,proto3" json:"undo,omitempty"`
 	// For a lazy bucket, the time until it has a token; absent otherwise.
 	Next          *durationpb.Duration `protobuf:"bytes,6,opt,name=next,proto3" json:"next,omitempty"`
@@ -239,7 +239,7 @@ type UndoLimitRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// The value in the reply to the take.
+	// The value of undo in the reply to the take.
 	Undo          string `protobuf:"bytes,3,opt,name=undo,proto3" json:"undo,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -352,9 +352,9 @@ type ReserveInstantRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Name  string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	Key   string                 `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
-	// The name of the reservation, unique for the key: 1 to 128 bytes.
+	// The id of the reservation, unique for the key: 1 to 128 bytes.
 	Id string `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
-	// Required. Fractions of a microsecond are cut off.
+	// The instant to reserve. Required. Fractions of a microsecond are cut off.
 	At            *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -424,11 +424,11 @@ type ReserveInstantResponse struct {
 	Result *Result                `protobuf:"bytes,2,opt,name=result,proto3" json:"result,omitempty"`
 	Id     string                 `protobuf:"bytes,3,opt,name=id,proto3" json:"id,omitempty"`
 	At     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=at,proto3" json:"at,omitempty"`
-	// Whether the id had been reserved for this instant before.
+	// Whether the id had already reserved this instant.
 	Repeated bool `protobuf:"varint,5,opt,name=repeated,proto3" json:"repeated,omitempty"`
-	// The windows without room.
+	// The names of the windows that have no room.
 	DeniedBy []string `protobuf:"bytes,6,rep,name=denied_by,json=deniedBy,proto3" json:"denied_by,omitempty"`
-	// For a denial, the next instant that fits.
+	// For a denial, the next instant that has room.
 	Next          *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=next,proto3" json:"next,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

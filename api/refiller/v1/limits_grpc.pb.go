@@ -30,21 +30,22 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Limits takes from limits by their names in the server's file of limits. A limit is a lazy bucket, a window,
-// pacing, a schedule, refilled buckets, or several of these at once. It is for any number of keys. A key has 1 to
-// 512 bytes without a closing brace.
+// Limits takes tokens from the limits in the server's file of limits. A limit consists of a lazy bucket, a window,
+// pacing, a schedule, refilled buckets, or several of these. It applies to each key separately. A key has 1 to 512
+// bytes without a closing brace.
 //
-// A denial is a normal reply, not an error. All methods return the errors of Buckets, and these:
+// A denial is a normal reply, not an error. The errors are those of Buckets. These errors have further causes, and the
+// call had no effect:
 //
-//	NOT_FOUND         no limit has the name; nothing happened
-//	INVALID_ARGUMENT  the limit is of a kind that can't do this; nothing happened
+//	NOT_FOUND         no limit has this name
+//	INVALID_ARGUMENT  this kind of limit doesn't support the method
 type LimitsClient interface {
-	// Take takes tokens, all or none. If the limit is a schedule, it reserves the present instant.
+	// Take takes tokens, all or none. From a schedule, it reserves the present instant.
 	Take(ctx context.Context, in *TakeLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
 	// Peek shows how many tokens are left, without taking any.
 	Peek(ctx context.Context, in *PeekLimitRequest, opts ...grpc.CallOption) (*LimitResult, error)
-	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
-	// first call may have returned the tokens. Places of pacing can't be returned.
+	// Undo returns the tokens of a take. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the first call
+	// may have returned the tokens. Places in the queue of a limit with pacing can't be returned.
 	Undo(ctx context.Context, in *UndoLimitRequest, opts ...grpc.CallOption) (*UndoLimitResponse, error)
 	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. The error is
 	// OUT_OF_RANGE if the instant has passed or is too far ahead, and ALREADY_EXISTS if the id belongs to another
@@ -116,21 +117,22 @@ func (c *limitsClient) Cancel(ctx context.Context, in *CancelInstantRequest, opt
 // All implementations must embed UnimplementedLimitsServer
 // for forward compatibility.
 //
-// Limits takes from limits by their names in the server's file of limits. A limit is a lazy bucket, a window,
-// pacing, a schedule, refilled buckets, or several of these at once. It is for any number of keys. A key has 1 to
-// 512 bytes without a closing brace.
+// Limits takes tokens from the limits in the server's file of limits. A limit consists of a lazy bucket, a window,
+// pacing, a schedule, refilled buckets, or several of these. It applies to each key separately. A key has 1 to 512
+// bytes without a closing brace.
 //
-// A denial is a normal reply, not an error. All methods return the errors of Buckets, and these:
+// A denial is a normal reply, not an error. The errors are those of Buckets. These errors have further causes, and the
+// call had no effect:
 //
-//	NOT_FOUND         no limit has the name; nothing happened
-//	INVALID_ARGUMENT  the limit is of a kind that can't do this; nothing happened
+//	NOT_FOUND         no limit has this name
+//	INVALID_ARGUMENT  this kind of limit doesn't support the method
 type LimitsServer interface {
-	// Take takes tokens, all or none. If the limit is a schedule, it reserves the present instant.
+	// Take takes tokens, all or none. From a schedule, it reserves the present instant.
 	Take(context.Context, *TakeLimitRequest) (*LimitResult, error)
 	// Peek shows how many tokens are left, without taking any.
 	Peek(context.Context, *PeekLimitRequest) (*LimitResult, error)
-	// Undo returns the tokens that a take took. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the
-	// first call may have returned the tokens. Places of pacing can't be returned.
+	// Undo returns the tokens of a take. Don't repeat it after UNAVAILABLE or DEADLINE_EXCEEDED, because the first call
+	// may have returned the tokens. Places in the queue of a limit with pacing can't be returned.
 	Undo(context.Context, *UndoLimitRequest) (*UndoLimitResponse, error)
 	// Reserve reserves an instant of a schedule. It may be repeated with the same id and instant. The error is
 	// OUT_OF_RANGE if the instant has passed or is too far ahead, and ALREADY_EXISTS if the id belongs to another

@@ -39,7 +39,7 @@ func Late(ctx context.Context, err error) bool {
 func Returnable(source string) error {
 	kind, _, _ := strings.Cut(source, ":")
 	if kind == fetch.SourceFallback.String() {
-		return fmt.Errorf("%w: source: %q is a degraded mode, whose tokens came from no bucket", ErrBadRequest, source)
+		return fmt.Errorf("%w: source: tokens of %q came from no bucket, so they can't be returned", ErrBadRequest, source)
 	}
 	return nil
 }

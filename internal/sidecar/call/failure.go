@@ -19,14 +19,14 @@ var (
 	ErrBadRequest   = errors.New("bad request")
 	ErrBusy         = errors.New("the sidecar is busy")
 	ErrDraining     = errors.New("the server is shutting down")
-	ErrMediaType    = errors.New("want content-type application/json")
+	ErrMediaType    = errors.New("the Content-Type must be application/json")
 	ErrTooLarge     = errors.New("the request is too large")
 	ErrSlow         = errors.New("the request took too long to arrive")
 	ErrNoRoute      = errors.New("no such path")
 	ErrUnknownLimit = errors.New("no limit has this name")
 	ErrForeign      = errors.New("a web page of another origin may not call the sidecar")
-	ErrHost         = errors.New("want a Host of this machine, such as 127.0.0.1 or localhost")
-	ErrMethod       = errors.New("another method is wanted")
+	ErrHost         = errors.New("the Host header must be localhost or a loopback address, such as 127.0.0.1")
+	ErrMethod       = errors.New("the method is not allowed for this path")
 
 	// ErrUsedMissing is returned for a settlement without the number of used tokens. The sidecar does not guess that
 	// number.

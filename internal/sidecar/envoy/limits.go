@@ -143,7 +143,7 @@ func (p *parser) add(domains map[string]*node, d fileDomain) {
 	if d.Domain == "" {
 		p.bad("domain", "it is missing")
 	} else if domains[d.Domain] != nil {
-		p.bad("domain", "%q is in another file too; put its descriptors into one file", d.Domain)
+		p.bad("domain", "%q is also the domain of another file; put all of its descriptors into one file", d.Domain)
 	}
 	domains[d.Domain] = p.nodes("", d.Descriptors, nil)
 }
@@ -162,24 +162,24 @@ func (p *parser) nodes(field string, ds []fileDescriptor, path []fileDescriptor)
 		if d.RateLimit != nil {
 			child.limit = p.limit(at, d, below)
 		} else if d.ShadowMode || d.QuotaMode || d.Metadata != nil {
-			p.bad(at, "shadow_mode, quota_mode and metadata go with a rate_limit")
+			p.bad(at, "shadow_mode, quota_mode and metadata need a rate_limit")
 		}
 		if strings.Contains(d.Key, "*") {
-			p.bad(at+".key", "%q: a star means any text in a value, not in a key", d.Key)
+			p.bad(at+".key", "%q: a star is a wildcard in values, and not allowed in keys", d.Key)
 		}
 		if !strings.Contains(d.Value, "*") {
 			e := entry{d.Key, d.Value}
 			if n.exact[e] != nil {
-				p.bad(at, "key %q with value %q is there twice", d.Key, d.Value)
+				p.bad(at, "two descriptors have the key %q and the value %q", d.Key, d.Value)
 			}
 			if d.ShareThreshold {
-				p.bad(at+".share_threshold", "it goes with a value that has a *")
+				p.bad(at+".share_threshold", "it needs a value that contains a *")
 			}
 			n.exact[e] = child
 			continue
 		}
 		if slices.ContainsFunc(n.patterns, func(o pattern) bool { return o.key == d.Key && o.value == d.Value }) {
-			p.bad(at, "key %q with value %q is there twice", d.Key, d.Value)
+			p.bad(at, "two descriptors have the key %q and the value %q", d.Key, d.Value)
 		}
 		n.patterns = append(n.patterns, pattern{d.Key, d.Value, strings.Split(d.Value, "*"), child})
 	}
@@ -209,7 +209,7 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 		l.replaces[r.Name] = true
 	}
 	if d.ShadowMode && d.QuotaMode {
-		p.bad(at, "shadow_mode and quota_mode exclude each other")
+		p.bad(at, "shadow_mode and quota_mode can't be used together")
 	}
 	if d.Metadata != nil {
 		var err error
@@ -221,7 +221,7 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 	at += ".rate_limit"
 	for _, of := range []struct{ field, text string }{{".leave", f.Leave}, {".flow", f.Flow}} {
 		if of.text != "" && f.Bucket == "" {
-			p.bad(at+of.field, "it goes with a bucket")
+			p.bad(at+of.field, "it needs a bucket")
 		}
 	}
 	windowed := f.Unit != "" || f.RequestsPerUnit != nil

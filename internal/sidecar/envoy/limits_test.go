@@ -80,8 +80,8 @@ func TestEveryProblemOfAFileIsNamed(t *testing.T) {
 		"wrong type":    {"domain: d\ndescriptors: 7", "line 2"},
 		"no key": {"domain: d\ndescriptors: [{value: v, rate_limit: {bucket: b}}]",
 			"descriptors[0].key: it is missing"},
-		"twice":         {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b}}, {key: k, rate_limit: {bucket: b}}]", `descriptors[1]: key "k" with value "" is there twice`},
-		"pattern twice": {"domain: d\ndescriptors: [{key: k, value: a*, rate_limit: {bucket: b}}, {key: k, value: a*, rate_limit: {bucket: b}}]", "is there twice"},
+		"twice":         {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b}}, {key: k, rate_limit: {bucket: b}}]", `descriptors[1]: two descriptors have the key "k" and the value ""`},
+		"pattern twice": {"domain: d\ndescriptors: [{key: k, value: a*, rate_limit: {bucket: b}}, {key: k, value: a*, rate_limit: {bucket: b}}]", "two descriptors have the key"},
 		"empty limit": {"domain: d\ndescriptors: [{key: k, rate_limit: {}}]",
 			"descriptors[0].rate_limit: want one of bucket, unit with requests_per_unit, and unlimited"},
 		"two kinds":        {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b, unit: second, requests_per_unit: 1}}]", "want one of"},
@@ -101,18 +101,18 @@ func TestEveryProblemOfAFileIsNamed(t *testing.T) {
 		"odd placeholder": {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "{user}"}}]}`,
 			"{user} is not one of {domain}"},
 		"value of an unknown key": {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "{value:j}"}}]}`,
-			`no descriptor down to here has the key "j"`},
+			`nor a descriptor above it has the key "j"`},
 		"open brace":       {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a{value"}}]}`, "an opening brace"},
 		"close brace":      {`{domain: d, descriptors: [{key: k, rate_limit: {bucket: "a}"}}]}`, "a closing brace"},
 		"values together":  {`{domain: d, descriptors: [{key: k, descriptors: [{key: j, rate_limit: {bucket: "{value:k}{value}"}}]}]}`, "descriptors[0].descriptors[0].rate_limit.bucket"},
-		"shadow, no limit": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, descriptors: [{key: j, rate_limit: {bucket: b}}]}]", "go with a rate_limit"},
-		"shadow and quota": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, quota_mode: true, rate_limit: {bucket: b}}]", "exclude each other"},
+		"shadow, no limit": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, descriptors: [{key: j, rate_limit: {bucket: b}}]}]", "need a rate_limit"},
+		"shadow and quota": {"domain: d\ndescriptors: [{key: k, shadow_mode: true, quota_mode: true, rate_limit: {bucket: b}}]", "can't be used together"},
 		"share, no star": {"domain: d\ndescriptors: [{key: k, value: v, share_threshold: true, rate_limit: {bucket: b}}]",
-			"it goes with a value that has a *"},
-		"a star in a key": {"domain: d\ndescriptors: [{key: 'k*', rate_limit: {bucket: b}}]", "not in a key"},
+			"it needs a value that contains a *"},
+		"a star in a key": {"domain: d\ndescriptors: [{key: 'k*', rate_limit: {bucket: b}}]", "not allowed in keys"},
 		"odd metadata": {"domain: d\ndescriptors: [{key: k, metadata: {a: 2026-11-22}, rate_limit: {bucket: b}}]",
 			"metadata: proto"},
-		"metadata alone": {"domain: d\ndescriptors: [{key: k, metadata: {a: b}}]", "go with a rate_limit"},
+		"metadata alone": {"domain: d\ndescriptors: [{key: k, metadata: {a: b}}]", "need a rate_limit"},
 		"unlimited with up_to": {"domain: d\ndescriptors: [{key: k, rate_limit: {unlimited: true, up_to: true}}]",
 			"want one of"},
 		"replaces itself": {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b, name: n, replaces: [{name: n}]}}]",
@@ -124,7 +124,7 @@ func TestEveryProblemOfAFileIsNamed(t *testing.T) {
 		require.ErrorContains(t, err, "a.yaml", name)
 	}
 	_, err := parse(t, "domain: d", "domain: d")
-	require.ErrorContains(t, err, `b.yaml: domain: "d" is in another file too`)
+	require.ErrorContains(t, err, `b.yaml: domain: "d" is also the domain of another file`)
 	_, err = parse(t, "descriptors: [{value: v, rate_limit: {bucket: b}}]", "domain: e\ndescriptors: [{key: 'a*'}]")
 	require.ErrorContains(t, err, "a.yaml: domain")
 	require.ErrorContains(t, err, "a.yaml: descriptors[0].key")

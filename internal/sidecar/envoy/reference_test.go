@@ -17,7 +17,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 	refused := map[string]string{
 		"bad_limit_unit.yaml":      `descriptors[0].rate_limit.unit: "foo" is not one of second`,
 		"bad_yaml.yaml":            "line 2: not YAML: ",
-		"duplicate_key.yaml":       `descriptors[1]: key "key1" with value "value1" is there twice`,
+		"duplicate_key.yaml":       `descriptors[1]: two descriptors have the key "key1" and the value "value1"`,
 		"empty_domain.yaml":        "domain: it is missing",
 		"empty_key.yaml":           "descriptors[0].key: it is missing",
 		"misspelled_key.yaml":      "line 5: field ratelimit not found",
@@ -54,7 +54,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 			require.NoError(t, err)
 		}
 		_, err = Parse(both, nil)
-		require.ErrorContains(t, err, `domain: "test-domain" is in another file too`, "%v", pair)
+		require.ErrorContains(t, err, `domain: "test-domain" is also the domain of another file`, "%v", pair)
 	}
 }
 

@@ -168,7 +168,7 @@ func Key(req *rls.RateLimitRequest) string {
 func entriesOf(d *descriptorpb.RateLimitDescriptor) ([]entry, error) {
 	n := len(d.GetEntries())
 	if n < 1 {
-		return nil, errors.New("entries: there are none")
+		return nil, errors.New("entries: the list is empty")
 	}
 	entries := make([]entry, n)
 	for i, e := range d.GetEntries() {
@@ -191,7 +191,7 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 	if o := descriptor.GetLimit(); o != nil {
 		u, ok := units[strings.ToLower(o.GetUnit().String())]
 		if !ok {
-			return fmt.Errorf("limit.unit: %s is no length of time", o.GetUnit())
+			return fmt.Errorf("limit.unit: %s is not a supported unit", o.GetUnit())
 		}
 		per := quota{u, o.GetRequestsPerUnit()}
 		w, err := r.windows.taker(per)

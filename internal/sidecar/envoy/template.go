@@ -77,7 +77,7 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 					p.entry--
 				}
 				if p.entry < 0 {
-					return template{}, fmt.Errorf("%q: no descriptor down to here has the key %q", s, of)
+					return template{}, fmt.Errorf("%q: neither this descriptor nor a descriptor above it has the key %q", s, of)
 				}
 			}
 		default:
@@ -86,7 +86,7 @@ func parseTemplate(s string, path []fileDescriptor) (template, error) {
 		}
 		if p.what == value || p.what == descriptor {
 			if !separate {
-				return template{}, fmt.Errorf("%q: want a mark, such as a colon, between one value and the next", s)
+				return template{}, fmt.Errorf("%q: want a separator, such as a colon, between two values", s)
 			}
 			values, separate = values+1, false
 		}

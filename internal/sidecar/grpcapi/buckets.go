@@ -87,7 +87,7 @@ func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refil
 	if t := req.GetTimeout(); t != nil {
 		timeout = t.AsDuration() // a value out of range becomes the nearest duration
 		if timeout <= 0 || timeout > s.Longest {
-			err := fmt.Errorf("%w: timeout: %s is not more than 0 and at most %s", call.ErrBadRequest, timeout, s.Longest)
+			err := fmt.Errorf("%w: timeout: %s; want more than 0 and at most %s", call.ErrBadRequest, timeout, s.Longest)
 			return nil, call.GRPCError(err)
 		}
 	}
@@ -112,7 +112,7 @@ func (s *Buckets) Reserve(ctx context.Context, req *refillerv1.ReserveRequest) (
 		refillerv1.Overrun_OVERRUN_CLAMP: policy.OverrunClamp, refillerv1.Overrun_OVERRUN_DEBT: policy.OverrunDebt,
 	}[req.GetOverrun()]
 	if !ok {
-		return nil, call.GRPCError(fmt.Errorf("%w: overrun: %d is not known", call.ErrBadRequest, req.GetOverrun()))
+		return nil, call.GRPCError(fmt.Errorf("%w: overrun: %d is not an Overrun", call.ErrBadRequest, req.GetOverrun()))
 	}
 	opts, err := call.Options(req.GetLeave(), req.Flow, nil)
 	if err != nil {

@@ -169,7 +169,7 @@ func (h *Handler) question(r *http.Request) (question, error) {
 			case "deny":
 				q.deny, err = strconv.Atoi(v)
 				if err != nil || q.deny < 400 || q.deny > 499 {
-					return bad("deny: %q is no status from 400 to 499", v)
+					return bad("deny: %q is not a status from 400 to 499", v)
 				}
 			case "open":
 				q.open, err = strconv.ParseBool(v)
@@ -188,7 +188,7 @@ func (h *Handler) question(r *http.Request) (question, error) {
 				}
 				q.trusted = append(q.trusted, p)
 			default:
-				return bad("%s: want limit, by or key, flow_by, tokens, deny, open, missing, trusted", name)
+				return bad("%s: unknown parameter; want one of limit, key, by, flow_by, tokens, deny, open, missing, trusted", name)
 			}
 		}
 	}
@@ -261,7 +261,7 @@ func levelBy(text string) (levelFunc, error) {
 		case isHeader && name != "":
 			alternatives = append(alternatives, func(r httplimit.Request) (string, error) {
 				if n := len(r.Header.Values(name)); n > 1 {
-					return "", fmt.Errorf("header %s is there %d times", name, n)
+					return "", fmt.Errorf("the request has %[2]d headers %[1]s", name, n)
 				}
 				return r.Header.Get(name), nil
 			})
@@ -283,7 +283,7 @@ func levelBy(text string) (levelFunc, error) {
 // have alternatives.
 func keyOf(query url.Values) (httplimit.KeyFunc, error) {
 	if query.Has("key") == query.Has("by") {
-		return nil, errors.New("want key or by")
+		return nil, errors.New("want either key or by")
 	}
 	key := func(httplimit.Request) (string, error) { return query.Get("key"), nil }
 	if by := query["by"]; len(by) > 0 {

@@ -35,7 +35,7 @@ func decode(body []byte, into fields) error {
 	}
 	for _, e := range escapes.FindAllSubmatch(body, -1) {
 		if e[1] != nil {
-			return fmt.Errorf("%w: the body has \\%s, half of a character without the other", call.ErrBadRequest, e[1])
+			return fmt.Errorf("%w: the body has \\%s, half of a surrogate pair without the other half", call.ErrBadRequest, e[1])
 		}
 	}
 	if err := decodeObject("", body, into); err != nil {
@@ -63,7 +63,8 @@ func decodeObject(at string, data []byte, into fields) error {
 		name, _ := t.(string) // the decoder accepts only strings as names
 		target, known := into[name]
 		if !known {
-			return fmt.Errorf("%q: no such field; want %s", within+name, strings.Join(slices.Sorted(maps.Keys(into)), ", "))
+			names := slices.Sorted(maps.Keys(into))
+			return fmt.Errorf("%q: unknown field; want one of %s", within+name, strings.Join(names, ", "))
 		}
 		if seen[name] {
 			return fmt.Errorf("%s%s: given twice", within, name)

@@ -27,7 +27,7 @@ func TestHalvesOfCharactersAreRefused(t *testing.T) {
 		err := decode([]byte(`{"key":`+body+`}`), fields{"key": &key})
 		if want == "" {
 			require.ErrorIs(t, err, call.ErrBadRequest, body)
-			require.ErrorContains(t, err, "half of a character", body)
+			require.ErrorContains(t, err, "half of a surrogate pair", body)
 			continue
 		}
 		require.NoError(t, err, body)

@@ -140,7 +140,7 @@ func (h *Handler) reserveInstant(w http.ResponseWriter, r *http.Request) (any, e
 	}
 	at, err := time.Parse(time.RFC3339Nano, req.at)
 	if err != nil {
-		return nil, fmt.Errorf("%w: at: %q is no time such as 2027-03-01T09:00:00Z", call.ErrBadRequest, req.at)
+		return nil, fmt.Errorf("%w: at: %q is not a time such as 2027-03-01T09:00:00Z", call.ErrBadRequest, req.at)
 	}
 	l, ctx, cancel, err := h.limit(r)
 	if err != nil {
@@ -200,7 +200,7 @@ func onlyKey(r *http.Request) (string, error) {
 	}
 	for name, values := range query {
 		if name != "key" || len(values) != 1 {
-			return "", fmt.Errorf("%w: query: want key once and nothing else", call.ErrBadRequest)
+			return "", fmt.Errorf("%w: query: want the parameter key once, and no other parameter", call.ErrBadRequest)
 		}
 	}
 	key := query.Get("key")

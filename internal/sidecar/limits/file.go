@@ -97,7 +97,7 @@ func Parse(name string, data []byte, rdb redis.UniversalClient, buckets *fetch.C
 		case fl.Name == "":
 			p.bad(at+".name", errors.New("it is missing"))
 		case s.limits[fl.Name] != nil:
-			p.bad(at+".name", fmt.Errorf("%q is there twice", fl.Name))
+			p.bad(at+".name", fmt.Errorf("%q is the name of two limits", fl.Name))
 		default:
 			s.limits[fl.Name] = p.limit(at, fl)
 			s.names = append(s.names, fl.Name)
@@ -189,21 +189,21 @@ func (p *parser) bucket(at string, f *fileBucket) {
 			p.bad(at+".key", err)
 		}
 		if f.Prefix != "" {
-			p.bad(at, errors.New("want one of prefix and key"))
+			p.bad(at, errors.New("want either prefix or key"))
 		}
 	}
 	if f.Flow == "" {
 		return
 	}
 	if f.Key == "" {
-		p.bad(at+".flow", errors.New("it goes with key: the keys are the flows of one bucket"))
+		p.bad(at+".flow", errors.New("it needs the field key, which names the bucket of the flows"))
 	}
 	text := strings.ReplaceAll(f.Flow, keyOfFlow, "k")
 	if err := policy.CheckFlow(text); err != nil {
 		p.bad(at+".flow", err)
 	}
 	if text == f.Flow || strings.ContainsAny(text, "{}") {
-		p.bad(at+".flow", fmt.Errorf("%q: want {key} in it, and no other braces", f.Flow))
+		p.bad(at+".flow", fmt.Errorf("%q: want a text that contains {key}, and no other braces", f.Flow))
 	}
 }
 
@@ -221,7 +221,7 @@ func (p *parser) single(at string, l *Limit, c limit.Config) {
 	case pacing.Config:
 		l.limiter = made(p, at, c, pacing.New)
 	default:
-		p.bad(at, fmt.Errorf("a %T is no limit that the sidecar knows", c))
+		p.bad(at, fmt.Errorf("the sidecar doesn't support limits of the type %T", c))
 	}
 }
 
@@ -270,7 +270,7 @@ func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 		return nil
 	}
 	if p.keys[name] {
-		p.bad(at, fmt.Errorf("the name %q is taken, by itself or as one of all", name))
+		p.bad(at, fmt.Errorf("another limit already has the name %q; within all, names have the form PARENT.NAME", name))
 		return nil
 	}
 	p.keys[name] = true
@@ -299,7 +299,7 @@ func (p *parser) schedule(at string, f fileLimit) schedule.Config {
 func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) {
 	if per == "" {
 		if zone != "" {
-			p.bad(at+".zone", errors.New("it goes with per"))
+			p.bad(at+".zone", errors.New("it needs the field per"))
 		}
 		return 0, nil
 	}
@@ -310,7 +310,7 @@ func (p *parser) calendar(at, per, zone string) (calendar.Unit, *time.Location) 
 	}
 	in, err := time.LoadLocation(zone)
 	if err != nil || strings.EqualFold(zone, "local") {
-		p.bad(at+".zone", fmt.Errorf("%q is no time zone, such as Europe/Berlin", zone))
+		p.bad(at+".zone", fmt.Errorf("%q is not a time zone, such as Europe/Berlin", zone))
 	}
 	return unit, in
 }

@@ -144,13 +144,13 @@ func (l *Limit) Undo(ctx context.Context, key, text string) error {
 		}
 		return u.Undo(ctx, l.Key(key), results[0])
 	}
-	return fmt.Errorf("%w: %s takes no places back", call.ErrBadRequest, l.name)
+	return fmt.Errorf("%w: takes of %s can't be undone", call.ErrBadRequest, l.name)
 }
 
 // Schedule returns the limit as a schedule, or call.ErrBadRequest if it isn't one.
 func (l *Limit) Schedule() (*schedule.Limiter, error) {
 	if l.schedule == nil {
-		return nil, fmt.Errorf("%w: %s is no schedule", call.ErrBadRequest, l.name)
+		return nil, fmt.Errorf("%w: %s is not a schedule", call.ErrBadRequest, l.name)
 	}
 	return l.schedule, nil
 }
@@ -176,9 +176,9 @@ func (l *Limit) For(key string, flow *string) (limit.Limiter, error) {
 	case err != nil:
 		return nil, err
 	case flow != nil && !isBuckets:
-		return nil, fmt.Errorf("%w: flow: %s is no limit of refilled buckets", call.ErrBadRequest, l.name)
+		return nil, fmt.Errorf("%w: flow: %s does not use refilled buckets", call.ErrBadRequest, l.name)
 	case flow != nil && l.flow != "":
-		return nil, fmt.Errorf("%w: flow: the keys of %s are its flows", call.ErrBadRequest, l.name)
+		return nil, fmt.Errorf("%w: flow: %s makes the flow from the key", call.ErrBadRequest, l.name)
 	case flow == nil && l.flow != "":
 		name := flowname.Fit(strings.ReplaceAll(l.flow, keyOfFlow, flowname.Level(key)))
 		opts = []fetch.CallOption{fetch.WithFlow(name)}
@@ -260,5 +260,5 @@ func undone(text string) ([]fetch.Result, error) {
 }
 
 func badUndo(text string) error {
-	return fmt.Errorf("%w: undo: %q is not what a take of the limit answered", call.ErrBadRequest, text)
+	return fmt.Errorf("%w: undo: %q is not from the answer to a take of this limit", call.ErrBadRequest, text)
 }

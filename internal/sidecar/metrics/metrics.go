@@ -68,14 +68,14 @@ type Metrics struct {
 func New(registry prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		Refused: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refiller_sidecar_refused_total",
-			Help: "Calls and connections that the sidecar refused for its own bounds, by reason: queue_full and queue_wait " +
-				"for calls, waits for waits for tokens, connections for connections of one client."}, []string{"reason"}),
+			Help: "Calls and connections that the sidecar refused because of its own bounds, by reason: queue_full and " +
+				"queue_wait (calls), waits (waits for tokens), connections (connections of one client)."}, []string{"reason"}),
 		requests: prometheus.NewCounterVec(prometheus.CounterOpts{Name: "refiller_sidecar_limit_requests_total",
-			Help: "Requests to named limits and to Envoy's, by outcome: admitted, near_limit (admitted, with more than 80 % " +
-				"of the limit in use), denied, shadow (admitted in shadow mode), failed, refused, cancelled."},
+			Help: "Requests to named limits and to limits for Envoy, by outcome: admitted, near_limit (admitted, with more " +
+				"than 80 % of the limit in use), denied, shadow (admitted in shadow mode), failed, refused, cancelled."},
 			[]string{"door", "limit", "outcome"}),
 		seconds: prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "refiller_sidecar_call_seconds",
-			Help:    "Time of calls in the sidecar, with their time in the queue. Waits for tokens are not included.",
+			Help:    "Time of calls in the sidecar, including their time in the queue. Waits for tokens are not measured.",
 			Buckets: []float64{.00025, .0005, .001, .0025, .005, .01, .02, .05, .1, .25, .5, 1, 2.5},
 		}, []string{"door"}),
 		details: make(map[string]bool),
