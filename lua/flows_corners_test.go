@@ -252,8 +252,8 @@ func TestTheClockOfADivisionGoesOnAfterThatOfTheServerWasSetBack(t *testing.T) {
 	}
 }
 
-// A token costs flow a 0.1 s of the clock. So after a minute the flow has the right to five tokens, the least that a flow
-// may save, and to no more.
+// A token costs flow a 0.1 s of the clock. So after a minute the flow has the right to five tokens, the least that a
+// flow may save, and to no more.
 func TestAFlowThatTakesSingleTokensMaySaveFive(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-11-26T12:00:00Z")
