@@ -132,7 +132,8 @@ type bucket struct {
 type flows struct {
 	// Part of the capacity that is kept for flows that ask for little.
 	Headroom int64 `yaml:"headroom" is:"headroom" default:"10%"`
-	// Weights of flows by the beginning of their names, such as gold/: 5. All other flows have weight 1.
+	// Weights of flows and teams by the beginning of their names. gold/: 5 is the weight of the team gold, whose flows
+	// share its part. All others have weight 1.
 	Weights map[string]int64 `yaml:"weights" is:"flow weights"`
 	// Most flows that are distinguished at a time.
 	Most int64 `yaml:"most" is:"most flows" default:"10000"`
