@@ -41,17 +41,15 @@ func newReplayCommand(stdin io.Reader, stdout, stderr io.Writer) *cobra.Command 
 No Redis is needed. Each key, by default each client address, has a bucket, which begins full. Each request takes one
 token from the bucket of its key. The buckets earn tokens according to the times in the log, at any --speed.
 
-LOG is a file, or - for standard input. It may be compressed with gzip, xz or zstd. Each line is in one of these
-formats:
+LOG is a file, or - for standard input. It may be compressed with gzip, xz or zstd. Its lines are text or JSON. Text is
+in the common or combined format of Apache and nginx, or in the default format of Envoy or Istio. JSON is in the form
+that nginx, Caddy, Traefik, Envoy and Istio write.
 
-  text   the common or combined format of Apache and nginx, or the default
-         format of Envoy and Istio
-  JSON   an object as nginx, Caddy, Traefik, Envoy and Istio write it
-
---key-by names the field that is the key. All formats have the fields ip, user, method, path (without the query) and
-status. Lines of text also have uri (with the query), host, ident, protocol, bytes, referer and agent. In lines of
-JSON, --key-by may name any other field, too. If the field is empty, the key is "-". Lines without an ip, if that is the
-key, and lines of JSON without the other field are skipped. The report counts skipped lines as unparsed.
+--key-by names the field that is the key. All lines have the fields ip, user, method, path (without the query) and
+status. Lines of text also have uri (with the query), host, ident, protocol, bytes, referer and agent. In lines of JSON,
+the key may be any other field, too. If the field is empty, the key is "-". If the key is ip, lines without an address
+are skipped. If the key is another field of JSON, lines without that field are skipped. The report counts skipped lines
+as unparsed.
 
 If a line of text begins with the addresses of X-Forwarded-For, or if a line in the format of Envoy or Istio has them,
 ip is the first of these addresses.

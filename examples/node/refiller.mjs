@@ -17,7 +17,7 @@ import { setTimeout as sleep } from 'node:timers/promises'
  * @typedef {object} TakeRequest
  * @property {string} key of the bucket
  * @property {number} [tokens] 1 if left out
- * @property {string} [leave] what must be left, such as "100" or "20%"
+ * @property {string} [leave] tokens that must be left in the bucket, such as "100" or "20%"
  * @property {string} [flow] for whom the take is, in a bucket that is divided
  * @property {string} [request_id] repeated with it, the take is charged once
  *
