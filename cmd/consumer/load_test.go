@@ -57,7 +57,7 @@ func TestLoadReportsABucketThatGivesMoreThanItsPolicy(t *testing.T) {
 }
 
 func TestLoadKeepsTheBoundIfARefillCreditsTimeBeforeTheRun(t *testing.T) {
-	const capacity, perSecond = 1000, 500
+	const capacity, perSecond = 100, 50 // few enough takes for a starved process
 	server, rdb := newBucket(t, policy.Policy{Capacity: capacity, Rate: policy.PerSecond(perSecond),
 		Interval: 100 * time.Millisecond})
 	require.Eventually(t, func() bool { // no replica refills: the first refill of the run finds more than a second due
