@@ -447,6 +447,26 @@ func TestAnOverrideCountsOnFromThePolicyInForce(t *testing.T) {
 	}
 }
 
+// After a template has lowered the capacity, other consumers may use the former one for a while. So a take that brings
+// the later template stores the instant.
+func TestATakeThatBringsALowerCapacityStoresTheInstant(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	m, rdb := embedded(t)
+	_, err := takeTemplate(ctx, rdb, "user:1", user(), one(5), false, false)
+	require.NoError(t, err)
+	m.SetTime(time.UnixMicro(embeddedNow + second))
+	later := userTerms
+	later.Fence.Epoch++
+	later.Capacity--
+	later.Initial = later.Capacity
+	call := user()
+	call.Terms = later.Encode()
+	_, err = takeTemplate(ctx, rdb, "user:1", call, one(1), false, false)
+	require.NoError(t, err)
+	require.Equal(t, fmt.Sprint(embeddedNow+second), rdb.HGet(ctx, "{user:1}:ctl", "lowered").Val())
+}
+
 func TestAnOverrideLeavesALongerLife(t *testing.T) {
 	ctx := t.Context()
 	m, rdb := embedded(t)
