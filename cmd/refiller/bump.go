@@ -24,18 +24,21 @@ func bumpCommand(e env) *cobra.Command {
 	b := bumper{connection: connection{env: e}}
 	cmd := &cobra.Command{
 		Use:   "bump FILE",
-		Short: "Raise the version of a configuration file",
-		Long: `Raise the version of a configuration file, or of a document for etcd, by one. Nothing else in the file changes.
+		Short: "Raise the version in a configuration file",
+		Long: `Raise the version in a configuration file, or in a document for etcd, by one. Nothing else in the file
+changes.
 
-With --above-redis the version becomes one more than the highest in force in the Redis that the file names, and with
---pools in its etcd. Use it after the file was put back to an earlier state, as by git revert: replicas refuse a file
-whose version is below the one in force.`,
+With --pools, the command raises pools_version instead of version.
+
+With --above-redis, the command also reads the highest version in force from the Redis that the file names, or from
+its etcd with --pools. The new version is then above both that version and the file's. Use this after you have gone
+back to an earlier file, for example with git revert: replicas refuse a file whose version is below the one in force.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return b.run(cmd.Context(), args[0]) },
 	}
 	b.addServerFlags(cmd, "redis", "etcd", "pool-registry")
-	cmd.Flags().BoolVar(&b.pools, "pools", false, "raise pools_version instead")
-	cmd.Flags().BoolVar(&b.above, "above-redis", false, "raise it above the version in force")
+	cmd.Flags().BoolVar(&b.pools, "pools", false, "raise pools_version instead of version")
+	cmd.Flags().BoolVar(&b.above, "above-redis", false, "raise the version above the one in force, too")
 	cli.OutputFlag(cmd, &b.output)
 	return cmd
 }

@@ -75,12 +75,12 @@ func TestARollBackIsRefusedUntilTheVersionIsRaised(t *testing.T) {
 	require.Equal(t, 3, code, stdout)
 	require.Empty(t, stdout)
 	require.Equal(t, path+`: replicas would refuse this configuration:
-! version 8 → 7: it would be ignored, since version 8 is in force: raise the file's
-! bucket "a" conflict: it would be ignored, since version 8 is in force: raise the file's
+! version 8 → 7: replicas would ignore it, because version 8 is in force: raise the version
+! bucket "a" conflict: replicas would ignore it, because version 8 is in force: raise the version
     rate: 5/s → 50/s
-! template "user:" conflict: it would be ignored, since version 8 is in force: raise the file's
+! template "user:" conflict: replicas would ignore it, because version 8 is in force: raise the version
     capacity: 6 → 60
-raise its version: refiller bump --above-redis FILE
+To raise the version, run: refiller bump --above-redis FILE
 `, stderr)
 	code, stdout, _ = runWith(t, nil, "check", "--against-redis", path, "-o", "json")
 	require.Equal(t, 3, code)

@@ -27,32 +27,41 @@ type checker struct {
 	helmValues     bool
 }
 
+// sharedUsage is the description of the flag --shared.
+const sharedUsage = "file with a document that replicas would read from etcd, as with run --config-etcd"
+
 func checkCommand(e env) *cobra.Command {
 	c := checker{connection: connection{env: e}}
 	cmd := &cobra.Command{
 		Use:   "check FILE|-",
-		Short: "Validate a configuration",
-		Long: `Validate a configuration as run would read it, with REFILLER_ variables laid over it, and without connecting to
-anything; - means stdin. The exit code is 0, 2 with every problem and its line on stderr, or 1 if the file can't be
-read. With -o json the answer is one object on stdout: file, ok, summary, problems (source, line, column, field,
-message) and, with --against-redis, refused, as diff -o json has changes.
+		Short: "Validate a configuration file",
+		Long: `Validate a configuration file as the command run would read it: with the REFILLER_ environment variables,
+which override the file. The command connects to no server. If FILE is -, it reads stdin.
 
-With --against-redis it also compares the configuration with what is in force in the Redis and etcd that it names. The
-exit code is 3 if replicas would refuse it: its version is below the one in force, or a policy differs under the same
-version. It is 1 if Redis or etcd doesn't answer.
+The exit code is 0 if the file is valid, 2 if it is not, and 1 if it can't be read. Each problem is printed to stderr
+with its line.
 
-With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.
+With --against-redis, the command also compares the configuration with the policies in force in the Redis and the etcd
+that it names. The exit code is 3 if replicas would refuse the configuration: its version is below the one in force,
+or a policy differs under the same version. The exit code is 1 if Redis or etcd does not reply.
 
-With --helm-values the file holds values of the Helm chart. What is checked is config, with the chart's defaults, and
-with the variables of extraEnv in place of those of this program.`,
+With --shared DOC, the fields of the document DOC replace those of the file if the version of DOC is higher. The
+command "run --config-etcd" does the same with the document in etcd.
+
+With --helm-values, FILE has values of the Helm chart. The command validates the value config, with the chart's
+defaults. It uses the variables in the value extraEnv, and not those of its own environment.
+
+With -o json, the output is one object with the fields file, ok, summary and problems. Each problem has the fields
+source, line, column, field and message. With --against-redis, the object also has the field refused, which has the
+format of changes in "diff -o json".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return c.run(cmd.Context(), args[0]) },
 	}
 	c.addServerFlags(cmd, "redis", "etcd", "pool-registry")
 	cmd.Flags().BoolVar(&c.againstRedis, "against-redis", false,
-		"fail if a version or policy would be refused, since a later one is in force")
-	cmd.Flags().BoolVar(&c.helmValues, "helm-values", false, "the file holds values of the Helm chart")
-	cmd.Flags().StringVar(&c.shared, "shared", "", "file of a document to put into etcd")
+		"fail if replicas would refuse the configuration because of the versions in force")
+	cmd.Flags().BoolVar(&c.helmValues, "helm-values", false, "treat FILE as values of the Helm chart")
+	cmd.Flags().StringVar(&c.shared, "shared", "", sharedUsage)
 	cli.OutputFlag(cmd, &c.output)
 	return cmd
 }
@@ -126,7 +135,7 @@ func raising(refused []drift.Change) string {
 		if c.What == "pools_version" || c.What == "pool" {
 			flag = " --pools"
 		}
-		if step := "raise its version: refiller bump --above-redis" + flag + " FILE"; !strings.Contains(text, step) {
+		if step := "To raise the version, run: refiller bump --above-redis" + flag + " FILE"; !strings.Contains(text, step) {
 			text += step + "\n"
 		}
 	}
@@ -139,11 +148,11 @@ func (c *checker) write(answer checked, cfg config.Config) error {
 	fmt.Fprintf(&b, "%s: ok: %s\n", answer.File, answer.Summary)
 	for _, t := range cfg.Templates.All() {
 		if t.Terms.Budget() {
-			fmt.Fprintf(&b, "  template %q: %d tokens, %d %s\n", t.Prefix, t.Policy.Capacity, t.Policy.StepTokens,
+			fmt.Fprintf(&b, "  template %q: capacity %d, %d tokens %s\n", t.Prefix, t.Policy.Capacity, t.Policy.StepTokens,
 				t.Policy.Steps)
 			continue
 		}
-		fmt.Fprintf(&b, "  template %q: %d tokens at %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
+		fmt.Fprintf(&b, "  template %q: capacity %d, rate %s, %s\n", t.Prefix, t.Policy.Capacity, t.Policy.Rate, t.Enforce)
 	}
 	_, err := io.WriteString(c.Stdout, b.String())
 	return err
@@ -164,8 +173,8 @@ func (c *checker) load(path string) (config.Config, error) {
 	}
 	if fromRelease && c.againstRedis {
 		return config.Config{}, fmt.Errorf(
-			"%s: versionFrom is release, so only the release knows the version: leave out --against-redis; "+
-				"the chart checks against Redis before each upgrade (checkUpgrade)", name)
+			"--against-redis can't be used with %s: its versionFrom is release, so only the Helm release knows the version. "+
+				"The chart checks against Redis before each upgrade (checkUpgrade)", name)
 	}
 	source.Flags = c.fromFlags
 	source.Shared, err = sharedFile(c.shared)

@@ -136,7 +136,7 @@ func TestCheckLaysASharedDocumentOverTheFile(t *testing.T) {
 func TestASharedConfigWantsAnEtcd(t *testing.T) {
 	code, _, stderr := runWith(t, nil, "run", "--config-etcd", "--config", writeConfig(t, goodConfig))
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, "--config-etcd wants election.endpoints")
+	require.Contains(t, stderr, "--config-etcd requires election.endpoints")
 }
 
 func TestWrongNumbersOfArgumentsNameThoseThatAreWanted(t *testing.T) {
@@ -183,5 +183,5 @@ config:
 	require.Zero(t, code)
 	code, _, stderr = runWith(t, nil, "check", "--helm-values", "--against-redis", path)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "only the release knows the version")
+	require.Contains(t, stderr, "only the Helm release knows the version")
 }

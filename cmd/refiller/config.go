@@ -12,7 +12,7 @@ import (
 func configCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "config",
-		Short: "Describe the configuration file",
+		Short: "Print information about the configuration file",
 		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("config: no subcommand was given: want schema"))
@@ -21,8 +21,8 @@ func configCommand(e env) *cobra.Command {
 	cmd.AddCommand(&cobra.Command{
 		Use:   "schema",
 		Short: "Print the JSON Schema of the configuration file, for editors",
-		Long: `Print the JSON Schema of the configuration file. Editors that speak YAML complete and check fields with it:
-write it to a file, and begin the configuration with a line such as
+		Long: `Print the JSON Schema of the configuration file. Editors use the schema to complete and check the fields of
+YAML files. Write the schema to a file, and begin the configuration with a line such as
 
   # yaml-language-server: $schema=refiller.schema.json`,
 		Args: cli.Positional(cobra.NoArgs),

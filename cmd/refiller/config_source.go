@@ -69,7 +69,7 @@ func (s *configSource) read() (config.Config, error) {
 // the configuration from the file. It has the addresses of etcd and the prefix of the key.
 func (s *configSource) openShared(cfg config.Config, log hclog.Logger) (closeEtcd func() error, err error) {
 	if len(cfg.Election.Endpoints) == 0 {
-		return nil, cli.Usage(errors.New("--config-etcd wants election.endpoints, which say where etcd is"))
+		return nil, cli.Usage(errors.New("--config-etcd requires election.endpoints, the addresses of etcd"))
 	}
 	client, err := etcdconn.Open(cfg.Election.Options)
 	if err != nil {

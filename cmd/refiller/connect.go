@@ -17,7 +17,8 @@ type connection struct {
 
 // addFlags adds --config and the flags that addServerFlags adds.
 func (c *connection) addFlags(cmd *cobra.Command, families ...string) {
-	cmd.Flags().StringVarP(&c.path, "config", "c", "", "configuration file to take addresses and credentials from")
+	cmd.Flags().StringVarP(&c.path, "config", "c", "",
+		"configuration file with the addresses and credentials of the servers")
 	c.addServerFlags(cmd, families...)
 }
 

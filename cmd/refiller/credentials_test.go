@@ -58,7 +58,7 @@ func TestCommandsLogInWithoutAFile(t *testing.T) {
 func TestSmallThingsOfTheCommandLine(t *testing.T) {
 	code, _, stderr := runWith(t, nil, "run")
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, "refiller: run: which configuration? give --config FILE\n")
+	require.Contains(t, stderr, "refiller: run: no configuration was given: want --config FILE\n")
 	for _, bad := range []string{"a\nb", "a\x1b[31m", "a\xff", strings.Repeat("é", 129)} {
 		code, _, stderr = runWith(t, nil, "run", "-c", "none.yaml", "--identity", bad)
 		require.Equal(t, 2, code)

@@ -25,12 +25,13 @@ func deleteCommand(e env) *cobra.Command {
 	op := operation{connection: connection{env: e}, verb: "delete"}
 	cmd := &cobra.Command{
 		Use:   "delete KEY",
-		Short: "Delete a bucket that no configuration has any more",
-		Long: `Delete a bucket from Redis, with its tokens, reservations and leases, once it is no longer in the configuration.
-Otherwise consumers keep refilling it if it has a rate. A bucket that the configuration still has would be created
-again, as on_loss says, so it is refused: take it out of the file first.
+		Short: "Delete a bucket that is no longer configured",
+		Long: `Delete a bucket from Redis, with its tokens, reservations and leases. Use this command after you have removed
+the bucket from the configuration. Otherwise consumers keep refilling the bucket if it has a rate. The command refuses
+to delete a bucket that is still in the file of --config, because replicas would create it again.
 
-Records of request ids expire by themselves. An override stays: limit unset ends it.`,
+Records of request ids are not deleted, because they expire. An override of the key is not deleted either. To remove
+it, run "refiller limit unset KEY".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error { return op.delete(cmd.Context(), args[0]) },
 	}
@@ -48,8 +49,8 @@ func (o *operation) delete(ctx context.Context, key string) error {
 		return err
 	}
 	if slices.Contains(examined(cfg), key) {
-		return fmt.Errorf("delete %q: %s still has it, so replicas would create it again: take it out of the file first", key,
-			o.path)
+		return fmt.Errorf("delete %q: %s still has this bucket, so replicas would create it again: remove it from the file "+
+			"first", key, o.path)
 	}
 	return o.reach(ctx, operateTimeout, func(ctx context.Context, rdb redis.UniversalClient, server string) error {
 		d, err := deleteBucket(ctx, rdb, key)
@@ -59,7 +60,8 @@ func (o *operation) delete(ctx context.Context, key string) error {
 		if o.output == "json" {
 			return cli.WriteJSON(o.Stdout, d, "")
 		}
-		return line(o.Stdout, fmt.Sprintf("%s is deleted (%d keys; it held %d tokens)", terminal.Text(key), d.Keys, d.Tokens))
+		return line(o.Stdout,
+			fmt.Sprintf("%s was deleted (%d keys; it held %d tokens)", terminal.Text(key), d.Keys, d.Tokens))
 	})
 }
 

@@ -34,7 +34,7 @@ func TestDeleteRemovesABucketAndNothingElse(t *testing.T) {
 
 	code, _, stderr := runWith(t, nil, "delete", "kept", "-c", path)
 	require.Equal(t, 1, code)
-	require.Contains(t, stderr, "take it out of the file first")
+	require.Contains(t, stderr, "remove it from the file first")
 	code, stdout, stderr := runWith(t, nil, "delete", "old", "-c", path, "-o", "json", "--reason", "it was renamed")
 	require.Zero(t, code, stderr)
 	require.Contains(t, stderr, "operator action")

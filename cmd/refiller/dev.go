@@ -24,19 +24,20 @@ func devCommand(e env) *cobra.Command {
 	var o dev.Options
 	cmd := &cobra.Command{
 		Use:   "dev",
-		Short: "Run everything here, with nothing installed: servers, three replicas, sample buckets, a consumer",
-		Long: `Run a playground: an embedded store that speaks Redis, an embedded etcd, three replicas as processes of their
-own, sample buckets and a demo consumer. It prints where everything is and what to try, then the state once a
-second. Ctrl-C ends it and leaves nothing behind.
+		Short: "Run a playground: embedded servers, three replicas, sample buckets and a consumer",
+		Long: `Run a playground on this machine: an embedded store that speaks the Redis protocol, an embedded etcd, three
+replicas as separate processes, sample buckets and a demo consumer. The command prints the addresses and some commands
+to try. Then it shows the state once a second. Ctrl-C stops everything and removes its files.
 
-With --flows one loud user and ten quiet ones ask two buckets for the same. One of them has flows: there the quiet ones
-get what they ask for.
+With --flows, one loud user and ten quiet users send the same requests to two buckets. Only one bucket has flows. In
+that bucket the quiet users get all tokens that they ask for.
 
-With --regions it runs several regions instead, each with a store and replicas of its own, that share one pool: demand
-shifts from one to the next, and shares follow. --cut cuts one region off, and shows what it still gets.
+With --regions, the command runs several regions that share one pool. Each region has its own store and replicas. The
+demand moves from one region to the next, and the shares of the pool follow. With --cut, one region is cut off, and
+you see which rate it still gets.
 
-A Redis that is given keeps the sample buckets: checkout, mail, llm-tokens, digest and daily-report, or with --flows
-in-order and divided.`,
+With --redis, the sample buckets stay in that Redis after the run: checkout, mail, llm-tokens, digest and
+daily-report, or with --flows in-order and divided.`,
 		Example: `  refiller dev
   refiller dev --mode race --kill-leader-every 5s
   refiller dev --flows
@@ -69,18 +70,22 @@ in-order and divided.`,
 			return asUsage(dev.Run(ctx, o))
 		},
 	}
-	cmd.Flags().StringVar(&mode, "mode", "etcd", "etcd (a leader refills) or race (the first replica does)")
+	cmd.Flags().StringVar(&mode, "mode", "etcd",
+		"election mode: etcd (a leader refills) or race (the first replica refills)")
 	cmd.Flags().StringVar(&o.Redis, "redis", "", "URL of a Redis to use instead of the embedded store")
-	cmd.Flags().StringSliceVar(&o.Etcd, "etcd", nil, "endpoints of an etcd to use instead of the embedded one")
+	cmd.Flags().StringSliceVar(&o.Etcd, "etcd", nil,
+		"etcd addresses to use instead of the embedded etcd, separated by commas")
 	cmd.Flags().DurationVar(&o.KillEvery, "kill-leader-every", 0,
-		"how often to kill the replica that refills, and measure the gap; "+dev.MinKillEvery.String()+" or more, 0 for never")
-	cmd.Flags().DurationVar(&o.Duration, "duration", 0, "how long to run; 0 until Ctrl-C")
-	cmd.Flags().BoolVar(&o.Flows, "flows", false, "show a loud user and quiet ones, with flows and without, instead")
+		"interval at which the replica that refills is killed, and the gap is measured: "+dev.MinKillEvery.String()+
+			" or more, or 0 for never")
+	cmd.Flags().DurationVar(&o.Duration, "duration", 0, "length of the run; 0 means until Ctrl-C")
+	cmd.Flags().BoolVar(&o.Flows, "flows", false,
+		"show how flows protect quiet users from a loud one, instead of the sample buckets")
 	cmd.Flags().StringSliceVar(&o.Regions, "regions", nil,
-		"run these regions, such as eu,us,ap, which share one pool, instead")
-	cmd.Flags().StringVar(&o.Cut, "cut", "", "region to cut off from etcd and the others")
-	cmd.Flags().DurationVar(&o.CutAfter, "cut-after", 10*time.Second, "when to cut it off")
-	cmd.Flags().DurationVar(&o.CutFor, "cut-for", 30*time.Second, "for how long; 0 for good")
+		"names of regions to run, separated by commas, such as eu,us,ap; they share one pool")
+	cmd.Flags().StringVar(&o.Cut, "cut", "", "region to cut off from etcd and the other regions; requires --regions")
+	cmd.Flags().DurationVar(&o.CutAfter, "cut-after", 10*time.Second, "time from the start until the region is cut off")
+	cmd.Flags().DurationVar(&o.CutFor, "cut-for", 30*time.Second, "length of the cut; 0 means until the end of the run")
 	return cmd
 }
 
@@ -102,9 +107,9 @@ func checkKind(cmd *cobra.Command) error {
 		switch {
 		case !cmd.Flags().Changed(name):
 		case with:
-			return cli.Usage(fmt.Errorf("--%s doesn't go with --regions", name))
+			return cli.Usage(fmt.Errorf("--%s can't be used with --regions", name))
 		default:
-			return cli.Usage(fmt.Errorf("--%s goes with --regions", name))
+			return cli.Usage(fmt.Errorf("--%s requires --regions", name))
 		}
 	}
 	return nil

@@ -124,7 +124,7 @@ func TestDevRefillsItsOwnStoreAndLeavesNothingBehind(t *testing.T) {
 	p.requirePrinted()
 	require.Len(t, p.replicas(), 3)
 	requireRefills(t, url)
-	p.find(`tokens admitted of at most`)
+	p.find(`of at most [\d,]+ tokens admitted`)
 	require.NotContains(t, p.Log(), "\x1b", "no colours outside a terminal")
 
 	status := exec.Command(p.path(), "status", "--addr", p.find(`replica-2 +(http://\S+)`)[1])
@@ -143,12 +143,12 @@ func (p playground) path() string { return testenv.Build(p.t, "./cmd/refiller") 
 func TestDevShowsWhatFlowsAreFor(t *testing.T) {
 	t.Parallel()
 	p := startDev(t, "--flows")
-	p.find(`divided: loud \d+/s, quiet [78]\.\d/s each, (9\d|10\d) % of what they ask`)
-	p.find(`in-order: loud \d+/s, quiet [0-6]\.\d/s each, [1-8]?\d % of what they ask`)
+	p.find(`divided: loud \d+/s, quiet [78]\.\d/s each, (9\d|10\d) % of their demand`)
+	p.find(`in-order: loud \d+/s, quiet [0-6]\.\d/s each, [1-8]?\d % of their demand`)
 	p.requirePrinted()
 	p.Signal(syscall.SIGINT)
 	p.end(cli.ExitOK)
-	require.Regexp(t, `they lately got \d+ % without flows and \d+ % with flows`, p.Log())
+	require.Regexp(t, `users recently got \d+ % of their demand without flows and \d+ % of their demand with flows`, p.Log())
 }
 
 func TestDevStopsWhileItStarts(t *testing.T) {
@@ -183,7 +183,7 @@ func TestDevDetectsAReplicaThatAnotherProgramKills(t *testing.T) {
 	t.Parallel()
 	p := startDev(t, "--mode", "race")
 	victim := p.find(`kill -9 (\d+)`)[1]
-	p.find(`tokens admitted of at most`)
+	p.find(`of at most [\d,]+ tokens admitted`)
 	pid, err := strconv.Atoi(victim)
 	require.NoError(t, err)
 	require.NoError(t, syscall.Kill(pid, syscall.SIGKILL))
@@ -285,20 +285,20 @@ func TestDevRunsRegionsAndCutsOneOff(t *testing.T) {
 	require.Len(t, p.replicas(), 4)
 	p.requirePrinted()
 	p.find(`eu has \d+/s of \d+/s wanted, \d+/s admitted \| us has`)
-	p.find(`us is cut off from etcd and the other regions: its grant ends in 12s, then it has its floor`)
+	p.find(`us is cut off from etcd and the other regions: its grant ends within 12s, and then it has only its floor`)
 	p.find(`us is connected again`)
 	p.find(`demand shifts to us`)
 	p.Signal(syscall.SIGINT)
 	p.end(cli.ExitOK)
-	require.Regexp(t, `tokens admitted in all regions, of at most`, p.Log())
+	require.Regexp(t, `of at most [\d,]+ tokens admitted in all regions`, p.Log())
 }
 
 func TestDevRefusesFlagsOfTheOtherPlayground(t *testing.T) {
 	t.Parallel()
 	for says, args := range map[string][]string{
-		"--mode doesn't go with --regions": {"--regions", "eu,us", "--mode", "race"},
-		"--cut goes with --regions":        {"--cut", "us"},
-		"want 2 to 6 names":                {"--regions", "eu"},
+		"--mode can't be used with --regions": {"--regions", "eu,us", "--mode", "race"},
+		"--cut requires --regions":            {"--cut", "us"},
+		"want 2 to 6 names":                   {"--regions", "eu"},
 	} {
 		code, _, stderr := runWith(t, nil, append([]string{"dev"}, args...)...)
 		require.Equal(t, cli.ExitUsage, code)

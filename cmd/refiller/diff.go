@@ -29,13 +29,19 @@ func diffCommand(e env) *cobra.Command {
 	conn := connection{env: e}
 	cmd := &cobra.Command{
 		Use:   "diff FILE|-",
-		Short: "Show what a configuration would change",
-		Long: `Compare a configuration with what is in force in the Redis and etcd that it names, for review before it is
-rolled out; - means stdin. A bucket, template or pool is added, changed or removed, or it is in conflict: it
-differs, but its version is not higher than the one in force, so it would be ignored. Nothing is written. The exit code
-is 0 if nothing would change, 3 if something would, 1 if that can't be found out, 2 for a bad file.
+		Short: "Show what a configuration file would change",
+		Long: `Compare a configuration file with the policies in force in the Redis and the etcd that it names. The command
+writes nothing. Use it to review a change before you roll it out. If FILE is -, it reads stdin.
 
-With --shared DOC the document DOC is laid over the file, as run --config-etcd does with the one in etcd.`,
+The output lists each bucket, template or pool that differs. It is added (+), changed (~), removed (-) or in conflict
+(!). In a conflict, the file has another policy, but its version is not higher than the one in force. Replicas would
+ignore such a policy.
+
+The exit code is 0 if nothing would change, 3 if something would change, 2 if the file is invalid, and 1 if Redis or
+etcd can't be read.
+
+With --shared DOC, the fields of the document DOC replace those of the file if the version of DOC is higher. The
+command "run --config-etcd" does the same with the document in etcd.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := loadFile(e, args[0], shared, conn.fromFlags)
@@ -60,7 +66,7 @@ With --shared DOC the document DOC is laid over the file, as run --config-etcd d
 		},
 	}
 	conn.addServerFlags(cmd, "redis", "etcd", "pool-registry")
-	cmd.Flags().StringVar(&shared, "shared", "", "file of a document to put into etcd")
+	cmd.Flags().StringVar(&shared, "shared", "", sharedUsage)
 	cli.OutputFlag(cmd, &output)
 	return cmd
 }
@@ -110,10 +116,10 @@ func describeChanges(changes []drift.Change) string {
 			fmt.Fprintf(&b, " %q %s", c.Name, c.Change)
 		}
 		if c.Change == drift.Removed && c.What == "bucket" {
-			b.WriteString(": consumers go on with it until it is deleted (refiller delete)")
+			b.WriteString(": consumers can use it until you delete it (refiller delete)")
 		}
 		if c.Change == drift.Conflict {
-			fmt.Fprintf(&b, ": it would be ignored, since version %d is in force: raise the file's", c.Version)
+			fmt.Fprintf(&b, ": replicas would ignore it, because version %d is in force: raise the version", c.Version)
 		}
 		b.WriteByte('\n')
 		for _, f := range c.Fields {

@@ -132,13 +132,13 @@ func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 	code, stdout, stderr = diff(append(changes, "version: 7", "version: 8")...)
 	require.Equal(t, 3, code, stderr)
 	require.Contains(t, stdout,
-		"- bucket \"gone\" removed: consumers go on with it until it is deleted (refiller delete)\n")
+		"- bucket \"gone\" removed: consumers can use it until you delete it (refiller delete)\n")
 	require.Equal(t, lines("~ version 7 → 8\n"+strings.Replace(changed, "~ pool ", "~ pools_version 7 → 8\n~ pool ", 1)),
 		lines(stdout))
 
 	code, stdout, stderr = diff(changes...)
 	require.Equal(t, 3, code, stderr)
-	require.Contains(t, stdout, "! bucket \"lower\" conflict: it would be ignored, since version 7 is in force: raise the file's\n    capacity: 100 → 50\n")
+	require.Contains(t, stdout, "! bucket \"lower\" conflict: replicas would ignore it, because version 7 is in force: raise the version\n    capacity: 100 → 50\n")
 	require.Contains(t, stdout, "! template \"new:\" conflict")
 	require.Contains(t, stdout, "! pool \"payments\" conflict")
 	require.Contains(t, stdout, "+ bucket \"new\" added\n", "a new bucket needs no new version")
@@ -183,7 +183,7 @@ func TestDiffWithoutAnAnswerExitsWithOneOrTwo(t *testing.T) {
 	code, stdout, stderr = runWith(t, map[string]string{"REFILLER_REDIS_USERNAME": "reader",
 		"REFILLER_REDIS_PASSWORD": "p"}, "diff", "--redis", server.URL(), writeConfig(t, goodConfig))
 	require.Zero(t, code, stderr)
-	require.Contains(t, stdout, "its user may not SCAN")
+	require.Contains(t, stdout, "the Redis user may not SCAN")
 }
 
 func TestDiffReadsAllMastersOfACluster(t *testing.T) {
@@ -199,7 +199,7 @@ func TestDiffReadsAllMastersOfACluster(t *testing.T) {
 	require.Equal(t, 3, code, stderr)
 	var want strings.Builder
 	for _, key := range []string{"b", "c", "d", "e"} {
-		fmt.Fprintf(&want, "- bucket %q removed: consumers go on with it until it is deleted (refiller delete)\n", key)
+		fmt.Fprintf(&want, "- bucket %q removed: consumers can use it until you delete it (refiller delete)\n", key)
 	}
 	require.Equal(t, want.String(), stdout)
 }

@@ -23,7 +23,7 @@ import (
 const examineTimeout = 20 * time.Second
 
 // errUnwell ends a command that has reported failures.
-var errUnwell = errors.New("something would keep a refiller from working: see above")
+var errUnwell = errors.New("a refiller would not work: see the failures above")
 
 func doctorCommand(e env) *cobra.Command {
 	conn := connection{env: e}
@@ -31,14 +31,16 @@ func doctorCommand(e env) *cobra.Command {
 	role := doctor.Refiller
 	cmd := &cobra.Command{
 		Use:   "doctor",
-		Short: "Examine Redis and etcd, and say what to do",
-		Long: `Examine what a refiller depends on: whether Redis and etcd answer, whether scripts run with the user's rights,
-what evicts or forgets buckets, and whether the clock is sane. The exit code is 0, or 1 if something would keep a
-refiller from working. It writes one bucket, refiller:doctor, and deletes it if it may.
+		Short: "Check Redis and etcd, and print advice",
+		Long: `Check the servers that a refiller needs. The doctor checks whether Redis and etcd reply, whether the Redis
+user may run the scripts, whether settings of Redis can evict or lose buckets, and whether the clock of Redis is
+right. It writes only test buckets, whose names begin with refiller:doctor. It deletes them if its user may delete
+keys. The exit code is 1 if a refiller would not work, and 0 otherwise.
 
-It also prints the least rights of two users of Redis: that of refillers and of these commands, and that of consumers.
-With --config the rights are for the keys of the file's buckets. With --role consumer it examines Redis for the user of
-consumers, which --redis-username and the password name.`,
+The doctor also prints the least rights of two Redis users: one for refillers and the commands of operators, and one
+for consumers. With --config, these rights are only for the keys of the buckets in that file. With --role consumer,
+the doctor checks Redis with the user of consumers. Give its name and password with --redis-username and
+--redis-password-file.`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg, err := conn.load()
@@ -72,7 +74,7 @@ consumers, which --redis-username and the password name.`,
 			return fmt.Errorf("want %s or %s", doctor.Refiller, doctor.Consumer)
 		}
 		return nil
-	}), "role", "whose user of Redis to examine: refiller or consumer")
+	}), "role", "role of the Redis user to check: refiller or consumer")
 	conn.addFlags(cmd, "redis", "etcd", "pool-registry")
 	cli.OutputFlag(cmd, &output)
 	return cmd
@@ -96,16 +98,16 @@ func rightsOf(names doctor.Names) rights {
 // text returns the rights with explanations.
 func (r rights) text(names doctor.Names) string {
 	text := `
-The least rights of refillers, and of these commands (add >PASSWORD):
+Least rights of the Redis user of refillers and of these commands (add >PASSWORD):
 ` + r.Refiller + `
 
-Those of consumers:
+Least rights of the Redis user of consumers (add >PASSWORD):
 ` + r.Consumer + `
 
-A consumer with limiters of package limit, such as a sidecar with --limits, needs in addition, beside ~KEY ~{KEY}* of
-each limiter's keys: ` + r.Limiters
+A consumer with limiters of package limit, such as a sidecar with --limits, also needs ~KEY ~{KEY}* for each key of the
+limiters, and these commands: ` + r.Limiters
 	if names.Any {
-		text += "\n\n~* means every key: with --config FILE the rights are for the keys of its buckets."
+		text += "\n\n~* means every key. With --config FILE, the rights are only for the keys of the buckets in that file."
 	}
 	return text
 }

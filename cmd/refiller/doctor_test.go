@@ -79,7 +79,7 @@ func TestDoctorExaminesTheBucketsOfTheConfiguration(t *testing.T) {
 	require.NoError(t, rdb.Del(t.Context(), "mine").Err())
 	code, stdout = doctor("buckets: [{key: mine, capacity: 10, rate: 1/s}]\n")
 	require.Zero(t, code, stdout)
-	require.Regexp(t, `ok +your buckets +the user may touch the keys of all 1\n`, stdout)
+	require.Regexp(t, `ok +your buckets +the user may access the keys of each bucket \(1 checked\)\n`, stdout)
 }
 
 // signalling sends a signal for each write.
@@ -105,7 +105,7 @@ func TestStatusWatchesUntilInterrupted(t *testing.T) {
 			`{"identity":"a","mode":"race","reload":{"result":"refused","problems":["f:1:1: no"]},"buckets":[]}`))
 	}))
 	defer server.Close()
-	seen := watchTwice(t, "race: every replica", "status", "--addr", server.URL, "--watch=100ms")
+	seen := watchTwice(t, "race: all replicas", "status", "--addr", server.URL, "--watch=100ms")
 	require.Contains(t, seen, "503", "the watch shows an unavailable replica and asks again")
 	require.Contains(t, seen, "f:1:1: no")
 }

@@ -25,10 +25,13 @@ const listTimeout = time.Minute
 func limitCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "limit",
-		Short: "Give single keys of templates a capacity and rate of their own",
-		Long: `Give single keys of templates a capacity and rate of their own, while everything runs: an override. What it
-doesn't name is as the template has it when the override is set. It counts from the key's next take on, for a bucket
-that exists too, refills nothing, and stays in force until it is unset, whatever later versions of the template say.`,
+		Short: "Set the capacity and rate of single keys of a template",
+		Long: `Set the capacity and rate of single keys, in place of those of the template that matches the key. Such a
+setting is called an override. It takes effect with the next take of the key, also if its bucket exists already. It
+stays in force until you unset it, even if later versions of the template have other values.
+
+If you set only the capacity or only the rate, the override copies the other value from the present template. Setting
+an override does not refill the bucket.`,
 		Args: cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("limit: no subcommand was given: want set, get, list or unset"))
@@ -66,8 +69,8 @@ func limitSetCommand(e env) *cobra.Command {
 	}
 	op.flags(cmd)
 	cmd.Flags().Var(cli.Whole("tokens", &capacity, 1, policy.MaxTokens), "capacity",
-		"most tokens that the bucket holds; default the template's")
-	cmd.Flags().StringVar(&rate, "rate", "", "tokens per time, such as 5/s; default the template's")
+		"largest number of tokens in the bucket, 1 or more (default: the template's capacity)")
+	cmd.Flags().StringVar(&rate, "rate", "", "tokens per time, such as 5/s or 100/m (default: the template's rate)")
 	return cmd
 }
 
@@ -75,7 +78,7 @@ func limitUnsetCommand(e env) *cobra.Command {
 	op := operation{connection: connection{env: e}, verb: "limit unset"}
 	cmd := &cobra.Command{
 		Use:   "unset KEY",
-		Short: "End the override of a key: its template counts again",
+		Short: "Remove the override of a key, so that its template applies again",
 		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return op.change(cmd.Context(), args[0], nil, func(ctx context.Context, s *override.Store) (override.Limit, error) {
@@ -91,7 +94,7 @@ func limitGetCommand(e env) *cobra.Command {
 	op := operation{connection: connection{env: e}, verb: "limit get"}
 	cmd := &cobra.Command{
 		Use:   "get KEY",
-		Short: "Show what is in force for a key: its override or its template",
+		Short: "Show the capacity and rate in force for a key",
 		Args:  cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if err := lua.CheckKey(args[0]); err != nil {
@@ -119,8 +122,8 @@ func limitListCommand(e env) *cobra.Command {
 	var prefix string
 	cmd := &cobra.Command{
 		Use:   "list",
-		Short: "List all overrides by key",
-		Long:  "List all overrides by key. With -o json the answer is an object per line.",
+		Short: "List all overrides, sorted by key",
+		Long:  "List all overrides, sorted by key. With -o json, each line of the output is one object.",
 		Args:  cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			return op.overrides(cmd.Context(), listTimeout, func(ctx context.Context, s *override.Store) error {
@@ -139,7 +142,7 @@ func limitListCommand(e env) *cobra.Command {
 		},
 	}
 	op.connectFlags(cmd)
-	cmd.Flags().StringVar(&prefix, "prefix", "", "only keys that begin so")
+	cmd.Flags().StringVar(&prefix, "prefix", "", "beginning of the keys to list (default: all keys)")
 	return cmd
 }
 
@@ -172,9 +175,9 @@ func (o *operation) change(ctx context.Context, key string, what []any,
 			}
 			return cli.WriteJSON(o.Stdout, answer, "")
 		}
-		held := "no bucket yet, or a full one"
+		held := "its bucket does not exist yet or is full"
 		if l.Exists {
-			held = fmt.Sprintf("its bucket holds %d", l.Tokens)
+			held = fmt.Sprintf("its bucket holds %d tokens", l.Tokens)
 		}
 		_, err = fmt.Fprintf(o.Stdout, "%s; %s\n", limitText(l), held)
 		return err
@@ -207,17 +210,21 @@ func limitAnswerOf(l override.Limit) limitAnswer {
 }
 
 func limitText(l override.Limit) string {
-	whose := fmt.Sprintf("of the template %q", l.Template)
+	whose := fmt.Sprintf("set by the template %q", l.Template)
 	switch {
 	case l.Bucket:
-		whose = "a bucket of its own is in force; DEL its keys to end it"
+		whose = "set by a configured bucket or pool, which stays in force until its keys are deleted"
 	case l.Own:
-		whose = "override"
+		whose = "set by an override"
 	}
 	if l.Capacity == 0 {
-		return terminal.Text(l.Key) + ": no template matches it any more"
+		return terminal.Text(l.Key) + ": no template matches this key any more"
 	}
-	return fmt.Sprintf("%s: %d tokens at %s, %s", terminal.Text(l.Key), l.Capacity, dueText(l), whose)
+	due := "rate " + rateText(l.Rate)
+	if l.Steps != nil {
+		due = fmt.Sprintf("%d tokens %s", l.StepTokens, l.Steps)
+	}
+	return fmt.Sprintf("%s: capacity %d, %s, %s", terminal.Text(l.Key), l.Capacity, due, whose)
 }
 
 // dueText describes when tokens are due.

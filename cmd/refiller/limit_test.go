@@ -32,9 +32,9 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	require.NoError(t, err)
 
 	out, _ := limit(0, "get", "user:42")
-	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"\n", out)
+	require.Equal(t, "user:42: capacity 60, rate 1/h, set by the template \"user:\"\n", out)
 	out, log := limit(0, "set", "user:42", "--capacity", "600", "--rate", "10/h", "--reason", "larger plan")
-	require.Equal(t, "user:42: 600 tokens at 10/h, override; its bucket holds 10\n", out)
+	require.Equal(t, "user:42: capacity 600, rate 10/h, set by an override; its bucket holds 10 tokens\n", out)
 	for _, logged := range []string{"refiller.audit", `action="limit set"`, "bucket=user:42", "capacity=600", "rate=10/h",
 		`reason="larger plan"`, "had-override=false", "operator="} {
 		require.Contains(t, log, logged)
@@ -51,7 +51,7 @@ func TestLimitSetsGetsListsAndUnsets(t *testing.T) {
 	require.Equal(t, limitAnswer{Key: "user:42", Template: "user:", Enforce: "lazy", Override: true, Capacity: 600,
 		Rate: "10/h"}, answer)
 	out, log = limit(0, "unset", "user:42")
-	require.Equal(t, "user:42: 60 tokens at 1/h, of the template \"user:\"; its bucket holds 10\n", out)
+	require.Equal(t, "user:42: capacity 60, rate 1/h, set by the template \"user:\"; its bucket holds 10 tokens\n", out)
 	require.Contains(t, log, "had-override=true")
 	limit(0, "unset", "user:7")
 	out, _ = limit(0, "list", "-o", "json")
@@ -84,8 +84,9 @@ func TestLimitReportsABucketThatLeftTheFile(t *testing.T) {
 	terms := policy.Policy{Capacity: 600, Rate: policy.PerSecond(100)}.Terms(policy.Fence{Epoch: 6})
 	_, err = lua.Refill(t.Context(), server.Client(), "user:1", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
-	const says = "user:1: 600 tokens at 100/s, a bucket of its own is in force; DEL its keys to end it"
-	for verb, want := range map[string]string{"get": says + "\n", "unset": says + "; its bucket holds 600\n"} {
+	const says = "user:1: capacity 600, rate 100/s, set by a configured bucket or pool, which stays in force until its " +
+		"keys are deleted"
+	for verb, want := range map[string]string{"get": says + "\n", "unset": says + "; its bucket holds 600 tokens\n"} {
 		code, stdout, stderr := runWith(t, nil, "limit", verb, "user:1", "-c", path)
 		require.Zero(t, code, stderr)
 		require.Equal(t, want, stdout)
@@ -102,7 +103,7 @@ func TestCheckShowsTemplates(t *testing.T) {
 	code, stdout, stderr := runWith(t, nil, "check", path)
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "1 bucket and 1 template on redis://")
-	require.Contains(t, stdout, "\n  template \"user:\": 60 tokens at 1/s, lazy\n")
+	require.Contains(t, stdout, "\n  template \"user:\": capacity 60, rate 1/s, lazy\n")
 }
 
 // A template's bucket that is full leaves the active set, so no replica refills it. A reset to fewer tokens puts it
@@ -141,5 +142,5 @@ func TestAResetBucketOfATemplateIsRefilled(t *testing.T) {
 	require.Equal(t, 1, code, stdout+stderr)
 	require.Contains(t, stderr, "operator action failed")
 	require.Contains(t, stderr, "tokens=20 held=20 ")
-	require.Contains(t, stderr, "it holds 20 tokens now, but may not be refilled before its next take: ")
+	require.Contains(t, stderr, "the bucket holds 20 tokens now, but it may not be refilled before its next take: ")
 }

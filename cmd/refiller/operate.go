@@ -28,7 +28,9 @@ func grantCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "grant KEY -n TOKENS",
 		Short: "Add tokens to a bucket, up to its capacity",
-		Args:  cli.Positional(cobra.ExactArgs(1)),
+		Long: `Add tokens to a bucket, up to its capacity. Tokens for which the bucket has no room are dropped. The command
+writes an audit line to stderr.`,
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return lua.Grant(ctx, rdb, args[0], n)
@@ -37,7 +39,7 @@ func grantCommand(e env) *cobra.Command {
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().VarP(cli.Whole("tokens", &n, 1, policy.MaxTokens), "tokens", "n", "tokens to add")
+	cmd.Flags().VarP(cli.Whole("tokens", &n, 1, policy.MaxTokens), "tokens", "n", "number of tokens to add, 1 or more")
 	return cmd
 }
 
@@ -46,8 +48,10 @@ func resetCommand(e env) *cobra.Command {
 	op := operation{connection: connection{env: e}, verb: "reset"}
 	cmd := &cobra.Command{
 		Use:   "reset KEY [-n TOKENS]",
-		Short: "Set a bucket's tokens (default: its capacity) and drop the credit of the time up to now",
-		Args:  cli.Positional(cobra.ExactArgs(1)),
+		Short: "Set the number of tokens in a bucket",
+		Long: `Set the number of tokens in a bucket, by default to its capacity. The bucket also loses its credit: tokens
+that are due for the time up to now are not added. The command writes an audit line to stderr.`,
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			act := func(ctx context.Context, rdb redis.UniversalClient) (lua.OperatorReply, error) {
 				return reset(ctx, rdb, args[0], n)
@@ -60,7 +64,8 @@ func resetCommand(e env) *cobra.Command {
 		},
 	}
 	op.flags(cmd)
-	cmd.Flags().VarP(cli.Whole("tokens", &n, 0, policy.MaxTokens), "tokens", "n", "tokens to hold; default its capacity")
+	cmd.Flags().VarP(cli.Whole("tokens", &n, 0, policy.MaxTokens), "tokens", "n",
+		"number of tokens in the bucket after the reset, 0 or more (default: its capacity)")
 	return cmd
 }
 
@@ -76,7 +81,7 @@ func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) 
 	}
 	_, cluster := rdb.(*redis.ClusterClient)
 	if err := lua.NewTemplate(rule, cluster).Open(ctx, rdb, key); err != nil {
-		return reply, fmt.Errorf("it holds %d tokens now, but may not be refilled before its next take: %w",
+		return reply, fmt.Errorf("the bucket holds %d tokens now, but it may not be refilled before its next take: %w",
 			reply.Tokens, err)
 	}
 	return reply, nil
@@ -93,13 +98,13 @@ type operation struct {
 
 func (o *operation) flags(cmd *cobra.Command) {
 	o.connectFlags(cmd)
-	cmd.Flags().StringVar(&o.reason, "reason", "", "why, for the audit line")
+	cmd.Flags().StringVar(&o.reason, "reason", "", "reason for the action, shown in the audit line")
 	operatorFlag(cmd, &o.operator)
 }
 
 func operatorFlag(cmd *cobra.Command, operator *string) {
 	cmd.Flags().StringVar(operator, "operator", "",
-		"who, for the audit line (default: $"+operatorVariable+", or the user that runs this)")
+		"name of the operator, shown in the audit line (default: $"+operatorVariable+", or the current user)")
 }
 
 func (o *operation) connectFlags(cmd *cobra.Command) {
@@ -167,7 +172,7 @@ func (o *operation) run(ctx context.Context, key string, details []any,
 				"era": reply.Version.Era,
 			}, "")
 		}
-		_, err = fmt.Fprintf(o.Stdout, "%s holds %d tokens (index %d; %d above its capacity were dropped)\n",
+		_, err = fmt.Fprintf(o.Stdout, "%s holds %d tokens (index %d; %d tokens had no room)\n",
 			terminal.Text(key), reply.Tokens, reply.Version.Index, reply.Clamped)
 		return err
 	})

@@ -18,7 +18,7 @@ import (
 func poolCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "pool",
-		Short: "Show the pools that regions share, and operate them",
+		Short: "Show and control the pools that regions share",
 		Args:  cli.UnknownCommand,
 		RunE: func(*cobra.Command, []string) error {
 			return cli.Usage(errors.New("pool: no subcommand was given: want status, plan, fence or lift"))
@@ -43,11 +43,12 @@ func (p *pools) open() (*clientv3.Client, config.Config, error) {
 		return nil, cfg, err
 	}
 	if len(cfg.PoolRegistry.Endpoints) == 0 {
-		return nil, cfg, cli.Usage(errors.New("where is etcd? give --config FILE or --etcd HOST:PORT"))
+		return nil, cfg, cli.Usage(errors.New("no address of etcd was given: want --config FILE or --etcd HOST:PORT"))
 	}
 	ofElection := func(o config.Override) bool { return strings.HasPrefix(o.Field, "election.") }
 	if cfg.HasSeparateRegistry() && slices.ContainsFunc(p.fromFlags, ofElection) {
-		return nil, cfg, cli.Usage(errors.New("the pools have an etcd of their own: give --pool-registry, not --etcd"))
+		return nil, cfg, cli.Usage(errors.New(
+			"the pools are in another etcd than the election: want --pool-registry instead of --etcd"))
 	}
 	client, err := etcdconn.Open(cfg.PoolRegistry.Options)
 	return client, cfg, err

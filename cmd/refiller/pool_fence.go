@@ -39,18 +39,19 @@ func poolFenceCommand(e env) *cobra.Command {
 	f := fencing{pools: pools{connection: connection{env: e}}}
 	cmd := &cobra.Command{
 		Use:   "fence REGION",
-		Short: "Declare that a region uses nothing of any pool, so that others get its share and floor",
-		Long: `Declare that a region uses nothing of any pool: it is granted nothing until "pool lift". What it had, its
-floors too, is free for the others at once. This is for a region whose Redis was lost for good, or is known to be
-down: if its consumers take on, the pools' rates are exceeded by what it had.
+		Short: "Exclude a region from all pools, so that other regions get its share",
+		Long: `Exclude a region from all pools until "pool lift". The other regions get its shares, including its floors, at
+once. Use this command for a region whose Redis was lost for good or is known to be down. If consumers of the region
+still take tokens, the pools' rates are exceeded by up to the region's shares.
 
-With --drain the region itself gives up what it has: once it has acknowledged that, which takes a second or so, the
-others get it, and no rate is exceeded. This is for a planned leave. The region must reach etcd, and its consumers are
-denied from then on. If it doesn't acknowledge within --wait, the exit code is 1 and the drain stays asked for.`,
+With --drain, the region itself gives up its shares before the other regions get them, so no rate is exceeded. Use
+this to take a region out of service. The region must reach etcd to acknowledge the drain, which takes about a second.
+From then on, its consumers are denied. If the region does not acknowledge the drain within the time of --wait, the
+exit code is 1, and the drain stays requested.`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if cmd.Flags().Changed("wait") && !f.drain {
-				return cli.Usage(errors.New("--wait is how long to wait for a drain: give --drain, too"))
+				return cli.Usage(errors.New("--wait requires --drain"))
 			}
 			if f.wait < time.Second {
 				return cli.Usage(fmt.Errorf("--wait %s: want 1s or more", f.wait))
@@ -59,10 +60,11 @@ denied from then on. If it doesn't acknowledge within --wait, the exit code is 1
 		},
 	}
 	f.flags(cmd)
-	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "don't ask for confirmation")
-	cmd.Flags().BoolVar(&f.drain, "drain", false, "have the region give up what it has before others get it")
-	cmd.Flags().DurationVar(&f.wait, "wait", 10*time.Second, "how long to wait for the region to acknowledge --drain")
-	cmd.Flags().StringVar(&f.reason, "reason", "", "why, for the audit line and for readers of the status")
+	cmd.Flags().BoolVarP(&f.yes, "yes", "y", false, "skip the prompt for confirmation")
+	cmd.Flags().BoolVar(&f.drain, "drain", false, "let the region give up its share before the other regions get it")
+	cmd.Flags().DurationVar(&f.wait, "wait", 10*time.Second,
+		"time to wait for the region to acknowledge the drain, 1s or more")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "reason for the action, shown in the audit line and in the status")
 	operatorFlag(cmd, &f.operator)
 	return cmd
 }
@@ -80,7 +82,7 @@ func (f *fencing) run(cmd *cobra.Command, region string) error {
 		width := terminal.Of(f.Stderr, f.Environ).Width()
 		warnUnreadable(f.Stderr, width, s)
 		if len(s.Pools) == 0 {
-			return cli.Usage(fmt.Errorf("there are no pools below %s: is election.prefix right?", prefix))
+			return cli.Usage(fmt.Errorf("there are no pools below %s: check election.prefix and pool_registry.prefix", prefix))
 		}
 		if err := f.warn(f.Stderr, width, s, region); err != nil {
 			return err
@@ -127,7 +129,8 @@ func (f *fencing) warn(w io.Writer, width int, s pool.Status, region string) err
 			found = true
 			alive = alive || r.Alive
 			if !r.Known() {
-				write(fmt.Sprintf("What %s is using of %s is not known: up to %s of %s, or a grant of before until that ends.",
+				write(fmt.Sprintf("The state of %s in %s is not known. It may be using up to %s of %s, or an earlier grant until "+
+					"that grant ends.",
 					region, p.Name, perSecond(r.Claimed), p.Rate))
 				continue
 			}
@@ -136,16 +139,16 @@ func (f *fencing) warn(w io.Writer, width int, s pool.Status, region string) err
 	}
 	if !found {
 		slices.Sort(known)
-		return cli.Usage(fmt.Errorf("region %q is in no pool: regions are %s", region, strings.Join(known, ", ")))
+		return cli.Usage(fmt.Errorf("region %q is in no pool: want one of %s", region, strings.Join(known, ", ")))
 	}
 	switch {
 	case f.drain && alive:
-		write("Its consumers are denied once it is drained.")
+		write("When the region is drained, its consumers are denied.")
 	case f.drain:
-		write("CAUTION: it is silent, and is only drained once it has read of it.")
+		write("CAUTION: the region is silent. It is drained only when it has read the request from etcd.")
 	case alive:
-		write("CAUTION: it has just reported, so it is alive. What its consumers take on would come on top of the " +
-			"pools' rates. With --drain it gives up its share first.")
+		write("CAUTION: the region has just reported, so it is alive. Tokens that its consumers still take are added to " +
+			"the pools' rates. With --drain, the region gives up its share first.")
 	}
 	return nil
 }
@@ -199,16 +202,16 @@ const maxListed = 10
 func (f *fencing) explain(undrained []string, region string) {
 	for i, text := range undrained {
 		if i == maxListed {
-			fmt.Fprintf(f.Stderr, "and %d pools more\n", len(undrained)-i)
+			fmt.Fprintf(f.Stderr, "and %d more pools\n", len(undrained)-i)
 			break
 		}
 		fmt.Fprintln(f.Stderr, text)
 	}
-	fmt.Fprintf(f.Stderr, `The others get what is above its floors once its grants have ended, the floors
-once it has acknowledged. The drain stays requested until %[1]s reads it.
-"refiller pool lift %[1]s" takes it back.
-"refiller pool fence %[1]s" gives the others all of it at once: what consumers
-still take in %[1]s would come on top of the pools' rates.
+	fmt.Fprintf(f.Stderr, `The drain stays requested until %[1]s acknowledges it. Until then the other regions
+do not get the floors of %[1]s. They get its grants when these end.
+To withdraw the request, run "refiller pool lift %[1]s".
+To give everything to the other regions at once, run "refiller pool fence %[1]s".
+Tokens that consumers still take in %[1]s are then added to the pools' rates.
 `, region)
 }
 
@@ -217,8 +220,10 @@ func poolLiftCommand(e env) *cobra.Command {
 	var reason string
 	cmd := &cobra.Command{
 		Use:   "lift REGION",
-		Short: "End a region's fence or drain",
-		Args:  cli.Positional(cobra.ExactArgs(1)),
+		Short: "End the fence or the drain of a region",
+		Long: `End the fence or the drain of a region. The region gets its floors and shares again when the other regions
+have given them up.`,
+		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return p.act(cmd, "pool lift", args[0], reason,
 				func(ctx context.Context, client *clientv3.Client, prefix string) error {
@@ -227,7 +232,7 @@ func poolLiftCommand(e env) *cobra.Command {
 		},
 	}
 	p.flags(cmd)
-	cmd.Flags().StringVar(&reason, "reason", "", "why, for the audit line")
+	cmd.Flags().StringVar(&reason, "reason", "", "reason for the action, shown in the audit line")
 	operatorFlag(cmd, &p.operator)
 	return cmd
 }

@@ -76,7 +76,7 @@ func TestPoolFenceDrains(t *testing.T) {
 	code, stdout, stderr := run("fence", "us", "--drain", "--yes", "--reason", "move")
 	require.Zero(t, code, stderr)
 	require.Contains(t, stdout, "pool fence --drain: done for us")
-	require.Contains(t, stderr, "Its consumers are denied once it is drained.")
+	require.Contains(t, stderr, "When the region is drained, its consumers are denied.")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence --drain" region=us operator=\S+ reason=move `,
 		stderr)
 	w.eventually("the other region has the whole rate", func(a poolAnswer) bool {
@@ -104,9 +104,9 @@ func TestPoolFenceDrains(t *testing.T) {
 	require.Contains(t, stderr, "the region has not acknowledged its drain within 1s: us")
 	require.Regexp(t, `(?m)^payments: at most [2-9]\d\d(\.\d)?/s in use; `+
 		`(not acknowledged|(silent, )?(renewed|not renewed|on its floor).*)$`, stderr)
-	require.Contains(t, stderr, `"refiller pool fence us" gives the others all of it at once`)
+	require.Contains(t, stderr, `To give everything to the other regions at once, run "refiller pool fence us".`)
 	_, stdout, _ = run("status")
-	require.Regexp(t, `(?m)^us  has yet to acknowledge its drain, asked for by `, stdout)
+	require.Regexp(t, `(?m)^us  has not acknowledged its drain, requested by `, stdout)
 	code, _, stderr = run("fence", "us", "--yes")
 	require.Zero(t, code, stderr)
 	w.eventually("eu has the whole rate", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
@@ -116,7 +116,7 @@ func TestPoolFenceDrains(t *testing.T) {
 
 	code, _, stderr = run("fence", "us", "--wait", "3s")
 	require.Equal(t, cli.ExitUsage, code)
-	require.Contains(t, stderr, "--wait is how long to wait for a drain: give --drain, too")
+	require.Contains(t, stderr, "--wait requires --drain")
 	code, _, stderr = run("fence", "us", "--drain", "--wait", "3ms")
 	require.Equal(t, cli.ExitUsage, code)
 	require.Contains(t, stderr, "--wait 3ms: want 1s or more")
@@ -138,9 +138,10 @@ func TestPoolFenceWarnsInEightyColumns(t *testing.T) {
 		fits(t, out.String())
 		for _, want := range []string{
 			"eu-west-1 may be using 737.5/s of 1475/s in payments-of-all-shops.",
-			"What eu-west-1 is using of mail-of-all-shops is not known: up to 737.5/s of 1475/s, or a grant of before until " +
-				"that ends.",
-			"What its consumers take on would come on top of the pools' rates. With --drain it gives up its share first.",
+			"The state of eu-west-1 in mail-of-all-shops is not known. It may be using up to 737.5/s of 1475/s, or an earlier " +
+				"grant until that grant ends.",
+			"Tokens that its consumers still take are added to the pools' rates. With --drain, the region gives up its share " +
+				"first.",
 		} {
 			require.Contains(t, words(out.String()), want)
 		}

@@ -23,13 +23,22 @@ func poolPlanCommand(e env) *cobra.Command {
 	conn := connection{env: e}
 	cmd := &cobra.Command{
 		Use:   "plan FILE|-",
-		Short: "Show what each region would get under another configuration",
-		Long: `Divide the pools of a configuration among the regions as the coordinator would, by what they could use at
-present, and show that beside what they have; - means stdin. Nothing is written. THEN is what a region has once
-everything is acknowledged: what shrinks comes first. DEMAND is known up to the rate in force. A region that is silent
-keeps its floor; one that has never reported is taken for one without any demand.
+		Short: "Show what each region would get with another configuration",
+		Long: `Show how much of each pool each region would get with another configuration. The command divides the pools as
+the coordinator would, by the present demand of the regions. It writes nothing. If FILE is -, it reads stdin.
 
-The addresses of etcd are the configuration's. Fields that change are shown by "refiller diff".`,
+These are the columns of the table:
+
+    NOW        the share of the region now, in tokens per second
+    THEN       its share when all regions have acknowledged the change
+    FLOOR NOW  the part of NOW that is guaranteed
+    FLOOR      the part of THEN that is guaranteed
+    DEMAND     the rate that the region could use, at most the pool's rate now
+
+Shares that shrink change before shares that grow. A silent region keeps its floor. A region that has never reported
+counts as a region without demand.
+
+The addresses of etcd are read from the configuration. To see which fields would change, run "refiller diff".`,
 		Args: cli.Positional(cobra.ExactArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cfg, err := loadFile(e, args[0], "", conn.fromFlags)
@@ -37,7 +46,7 @@ The addresses of etcd are the configuration's. Fields that change are shown by "
 				return err
 			}
 			if !cfg.Pooled() {
-				return cli.Usage(fmt.Errorf("%s says nothing of pools, so nothing of them would change", args[0]))
+				return cli.Usage(fmt.Errorf("%s has no field pools, so it would change no pool", args[0]))
 			}
 			s, err := readPools(cmd.Context(), cfg)
 			if err != nil {
@@ -233,9 +242,9 @@ func divide(p pool.Pool, regions map[string]*plannedRegion) {
 }
 
 func (p plan) write(w io.Writer, width int) error {
-	version := fmt.Sprintf("version %d, in force %d", p.Version, p.InForce)
+	version := fmt.Sprintf("version %d in the file, version %d in force", p.Version, p.InForce)
 	if p.Ignored {
-		version += ": the file would be ignored until its version is higher"
+		version += ": replicas would ignore the file until its version is higher"
 	}
 	errs := []error{terminal.WritePairs(w, width, []terminal.Pair{{Name: "pools", Text: version}})}
 	for _, one := range p.Pools {
@@ -275,7 +284,7 @@ func (p plannedPool) head() string {
 		text = "added: " + text
 	}
 	if len(p.Waits) > 0 {
-		text += "; floors only, until these have acknowledged it: " + strings.Join(p.Waits, ", ")
+		text += "; only floors until these regions acknowledge it: " + strings.Join(p.Waits, ", ")
 	}
 	return text
 }
@@ -291,7 +300,7 @@ func (r plannedRegion) remarks(pool string) string {
 	case r.State == "silent" && r.Now == 0 && r.Change == "none":
 		list = append(list, "silent: "+owedFloor)
 	case r.State == "silent":
-		list = append(list, "silent: its floor") // even if it leaves, until it acknowledges the change
+		list = append(list, "silent: keeps its floor") // even if it leaves, until it acknowledges the change
 	case r.State == "unheard":
 		list = append(list, "has never reported")
 	default:

@@ -100,7 +100,7 @@ pools:
 	bare := w.text["eu"] + "version: 1\nbuckets: [{key: b, capacity: 9, rate: 1/s}]\n"
 	code, _, stderr = runWith(t, nil, "pool", "plan", writeConfig(t, bare))
 	require.Equal(t, cli.ExitUsage, code)
-	require.Contains(t, stderr, "says nothing of pools")
+	require.Contains(t, stderr, "has no field pools")
 }
 
 func TestPoolPlanFitsEightyColumns(t *testing.T) {
@@ -121,11 +121,11 @@ func TestPoolPlanFitsEightyColumns(t *testing.T) {
 	for _, line := range strings.Split(out.String(), "\n") {
 		require.LessOrEqual(t, utf8.RuneCountInString(line), 80, line)
 	}
-	require.Contains(t, out.String(), "version 20261123, in force 20261122\n")
+	require.Contains(t, out.String(), "version 20261123 in the file, version 20261122 in force\n")
 	require.Contains(t, out.String(), "\npayments  1000/s → 2000/s, capacity 3000\n")
 	require.Regexp(t, `(?m)^eu-west-1 +737\.5/s +1400/s +.*1000/s *$`, out.String())
 	require.Regexp(t, `(?m)^us-east-1 +262\.5/s +0/s .* leaves, silent`, out.String())
 	require.Regexp(t, `(?m)^ap-south-1 +0/s +600/s .* joins, has never reported$`, out.String())
-	require.Contains(t, out.String(), "\nmail  added: 60/m, capacity 90; floors only, until these have acknowledged it:")
+	require.Contains(t, out.String(), "\nmail  added: 60/m, capacity 90; only floors until these regions acknowledge it:")
 	require.Contains(t, out.String(), "\nsms  removed: 5/s, capacity 10\n")
 }

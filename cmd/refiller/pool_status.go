@@ -35,19 +35,30 @@ func poolStatusCommand(e env) *cobra.Command {
 	p := poolStatus{pools: pools{connection: connection{env: e}}}
 	cmd := &cobra.Command{
 		Use:   "status [--watch[=TIME]]",
-		Short: "Show how the regions share each pool, and which replica coordinates",
-		Long: `Read the pools from etcd: what each region was granted, its floor and demand, what it may be using at most
-(claimed), and whether it is alive: whether it has reported while this command waited, for 2.5 s at most.
+		Short: "Show the share of each region in each pool, and the coordinator",
+		Long: `Show the state of the pools, as etcd has it. These are the columns of the table. Rates are in tokens per
+second:
 
-With --history, what part of each pool's rate each region had in the last hour, a column a minute, from the memory of
-the replica whose admin server is at --addr: that of up to 256 shares (pools × regions).`,
+    SHARE    rate that the region was granted, including its floor
+    FLOOR    part of the share that the region may always use
+    DEMAND   rate that the region could use
+    CLAIMED  highest rate that the region may be using now
+    TOKENS   tokens in the region's bucket, and the bucket's capacity
+    STATE    alive, silent or, if the region has never reported, unknown
+    GRANT    state of the grant, which is the part of the share above the floor
+
+A region is alive if it reports while the command waits, for at most 2.5 s.
+
+With --history, the command also shows which part of the pool's rate each region had in each minute of the last hour.
+It reads this from the memory of one replica, through the admin server at --addr. A replica remembers up to 256
+shares; each region of a pool has one share.`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := p.validate(); err != nil {
 				return err
 			}
 			if p.addr != "" && !p.history {
-				return cli.Usage(errors.New("--addr is where the history is read: give --history, too"))
+				return cli.Usage(errors.New("--addr requires --history"))
 			}
 			if _, err := adminURL("--addr", p.addr); p.addr != "" && err != nil {
 				return err
@@ -64,8 +75,9 @@ the replica whose admin server is at --addr: that of up to 256 shares (pools × 
 	}
 	p.pools.flags(cmd)
 	p.display.flags(cmd)
-	cmd.Flags().BoolVar(&p.history, "history", false, "show the shares of the last hour, too")
-	cmd.Flags().StringVar(&p.addr, "addr", "", "URL of a replica's admin server, for --history (default: as configured)")
+	cmd.Flags().BoolVar(&p.history, "history", false, "also show the shares of the last hour")
+	cmd.Flags().StringVar(&p.addr, "addr", "",
+		"URL or host:port of the admin server of a replica, for --history (default: listen in the configuration)")
 	return cmd
 }
 
@@ -106,7 +118,7 @@ func (p *poolStatus) readHistory(ctx context.Context, cfg config.Config) (list [
 		err = json.Unmarshal(body, &list)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("history: %w; is a replica's admin server at %s? (--addr)", err, addr)
+		return nil, fmt.Errorf("history: %w: check that the admin server of a replica is at %s (--addr)", err, addr)
 	}
 	return list, nil
 }
@@ -121,7 +133,7 @@ type poolAnswer struct {
 }
 
 func (a poolAnswer) write(w io.Writer, width int) error {
-	coordinator := "none: shares stay as they are, and grants end"
+	coordinator := "none: shares do not change, and grants are not renewed"
 	if a.Coordinator != "" {
 		coordinator = fmt.Sprintf("%s, elected in epoch %d", a.Coordinator, a.Epoch)
 	}
@@ -169,17 +181,18 @@ func remarks(w io.Writer, width int, p pool.PoolStatus) error {
 	}
 	if len(p.Waits) > 0 {
 		errs = append(errs, paragraph(w, width,
-			"closed: floors only, until these acknowledge it or are fenced: "+strings.Join(p.Waits, ", ")))
+			"closed: regions have only their floors until these regions acknowledge it or are fenced: "+
+				strings.Join(p.Waits, ", ")))
 	} else if p.Open && uses && !granted {
 		errs = append(errs, paragraph(w, width,
-			"no living region has a grant: floors only; these shares may be out of date"))
+			"no living region has a grant, only its floor; these shares may be outdated"))
 	}
 	if unknown {
-		errs = append(errs, line(w, "more may be in use until grants of before end"))
+		errs = append(errs, line(w, "regions in an unknown state may use more until earlier grants end"))
 	}
 	if len(doubled) > 0 {
 		errs = append(errs, paragraph(w, width, "CAUTION: more than one Redis reports for "+strings.Join(doubled, ", ")+
-			". One has the share, another its floor on top."))
+			". One has the share, and another one has the floor in addition."))
 	}
 	return errors.Join(errs...)
 }
@@ -227,11 +240,11 @@ func (a poolAnswer) writeHistory(w io.Writer, width int, name string) error {
 	if !known {
 		return nil
 	}
-	return errors.Join(line(w, "part of the rate, minute by minute up to now:"), t.Write(w, width))
+	return errors.Join(line(w, "part of the rate in each minute of the last hour:"), t.Write(w, width))
 }
 
 // owedFloor describes a region whose fence was lifted. Its floor stays reserved.
-const owedFloor = "its floor once it reports"
+const owedFloor = "gets its floor when it reports"
 
 // grant describes a region's grant, or why there is none.
 func grant(r pool.RegionStatus) string {
@@ -243,9 +256,9 @@ func grant(r pool.RegionStatus) string {
 	case !r.Configured:
 		return "leaving"
 	case !r.Reported:
-		return "has not reported: may have a grant of before"
+		return "has not reported, and may use an earlier grant"
 	case r.Bucket == "plain":
-		return "has a bucket of its own, not the pool's"
+		return "has an ordinary bucket instead of the pool's"
 	}
 	switch {
 	case !r.Alive && r.Granted == 0:
@@ -275,7 +288,7 @@ func declared(r pool.RegionStatus) string {
 	case f.Drain && r.Idle():
 		how = "drained"
 	case f.Drain:
-		how = "has yet to acknowledge its drain, asked for"
+		how = "has not acknowledged its drain, requested"
 	}
 	return fmt.Sprintf("%s by %s at %s: %s", how, r.Fenced.Operator, r.Fenced.At.UTC().Format(time.DateTime),
 		r.Fenced.Reason)
@@ -289,7 +302,7 @@ func state(r pool.RegionStatus) string {
 	case r.Alive:
 		return "alive"
 	case r.Reporter == "":
-		return "unheard"
+		return "unknown"
 	}
 	return "silent"
 }

@@ -83,11 +83,12 @@ func TestPoolStatusFenceAndLift(t *testing.T) {
 	}, 30*time.Second, 50*time.Millisecond, "eu acknowledges its offer and renews its grant")
 	require.Regexp(t, `coordinator +eu/one, elected in epoch \d+`, stdout)
 	require.Regexp(t, `payments  1000/s, capacity 3000; at most 150/s in use
-closed: floors only, until these acknowledge it or are fenced: us
-more may be in use until grants of before end
+closed: regions have only their floors until these regions acknowledge it or are
+fenced: us
+regions in an unknown state may use more until earlier grants end
 REGION`, stdout)
-	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unheard +see below\n`+
-		`us +has not reported: may have a grant of before$`, stdout)
+	require.Regexp(t, `(?m)^us +0/s .* 50/s .* unknown +see below\n`+
+		`us +has not reported, and may use an earlier grant$`, stdout)
 
 	seen := watchTwice(t, `"coordinator":"eu/one"`, "pool", "status", "-c", path, "-o", "json", "--watch=100ms")
 	require.Equal(t, strings.Count(seen, "\n"), strings.Count(seen, `"coordinator"`), "each line has one object")
@@ -95,13 +96,13 @@ REGION`, stdout)
 	// The command refuses unknown regions and a wrong prefix. An operator may also decline.
 	code, _, stderr = runWith(t, nil, "pool", "fence", "asia", "-c", path, "--yes")
 	require.Equal(t, cli.ExitUsage, code)
-	require.Contains(t, stderr, `region "asia" is in no pool: regions are eu, us`)
+	require.Contains(t, stderr, `region "asia" is in no pool: want one of eu, us`)
 	file, err := os.ReadFile(path)
 	require.NoError(t, err)
 	elsewhere := writeConfig(t, strings.Replace(string(file), "ttl: 2s", "ttl: 2s, prefix: /other", 1))
 	code, _, stderr = runWith(t, nil, "pool", "fence", "eu", "-c", elsewhere, "--yes")
 	require.Equal(t, cli.ExitUsage, code)
-	require.Contains(t, stderr, "there are no pools below /other/pools: is election.prefix right?")
+	require.Contains(t, stderr, "there are no pools below /other/pools: check election.prefix")
 	text, err := answer("no\n", "pool", "fence", "eu")
 	require.ErrorIs(t, err, errUnconfirmed)
 	require.Contains(t, text, "eu may be using 100/s of 1000/s in payments")
@@ -112,7 +113,8 @@ REGION`, stdout)
 	require.NoError(t, err)
 	require.NotContains(t, text, "alive")
 	require.Contains(t, text,
-		"What us is using of payments is not known: up to 50/s of 1000/s, or a grant of\nbefore until that ends.\n")
+		"The state of us in payments is not known. It may be using up to 50/s of 1000/s,\n"+
+			"or an earlier grant until that grant ends.\n")
 	require.Regexp(t, `refiller\.audit: operator action: action="pool fence" region=us operator=\S+ reason=drill `, text)
 	require.Eventually(t, granted(1000), 30*time.Second, 50*time.Millisecond,
 		"the floor of us is free, and the pool opens")
@@ -134,7 +136,7 @@ REGION`, stdout)
 	require.NotContains(t, stdout, "leads", "in mode race no replica leads")
 	code, stdout, stderr = runWith(t, nil, "status", "--addr", addr)
 	require.Zero(t, code, stderr)
-	require.Regexp(t, `pools +in eu; eu/one coordinates, elected in epoch`, stdout)
+	require.Regexp(t, `pools +region eu; eu/one coordinates, elected in epoch`, stdout)
 	page, err := get(t.Context(), "http://"+addr+"/")
 	require.NoError(t, err)
 	for _, want := range []string{`<h2 id="pools">Pools in eu</h2>`, "eu/one coordinates all regions, elected in epoch",
@@ -161,8 +163,8 @@ func TestPoolStatusShowsTheStateOfAGrant(t *testing.T) {
 		require.Equal(t, want, grant(r))
 	}
 	lifted := pool.RegionStatus{Configured: true, Reported: true, Capacity: 1}
-	require.Equal(t, "its floor once it reports", grant(lifted))
-	require.Equal(t, "silent: its floor once it reports",
+	require.Equal(t, "gets its floor when it reports", grant(lifted))
+	require.Equal(t, "silent: gets its floor when it reports",
 		plannedRegion{State: "silent", Change: "none", Then: 100}.remarks("changed"))
 	r := pool.RegionStatus{Configured: true, Reported: true, Alive: true, Remaining: 12, Granted: 100}
 	require.Equal(t, "not acknowledged", grant(r))
@@ -230,12 +232,13 @@ func TestPoolStatusShowsEveryRemarkInEightyColumns(t *testing.T) {
 			fits(t, out.String())
 		}
 		for _, want := range []string{
-			"closed: floors only, until these acknowledge it or are fenced: ap-northeast-1, eu-west-1, us-east-1",
-			"more may be in use until grants of before end",
-			"CAUTION: more than one Redis reports for us-east-1. One has the share, another its floor on top.",
-			"us-east-1 has yet to acknowledge its drain, asked for by ann at 2023-11-14 22:13:20: " +
+			"closed: regions have only their floors until these regions acknowledge it or are fenced: ap-northeast-1, " +
+				"eu-west-1, us-east-1",
+			"regions in an unknown state may use more until earlier grants end",
+			"CAUTION: more than one Redis reports for us-east-1. One has the share, and another one has the floor in addition.",
+			"us-east-1 has not acknowledged its drain, requested by ann at 2023-11-14 22:13:20: " +
 				"the racks are replaced, see the calendar",
-			"ap-northeast-1 has not reported: may have a grant of before",
+			"ap-northeast-1 has not reported, and may use an earlier grant",
 			"CAUTION: rep/eu-west-1 can't be read: pool: bad record: its first line is not of a format known here: x",
 		} {
 			require.Contains(t, words(out.String()), want)
@@ -246,7 +249,7 @@ func TestPoolStatusShowsEveryRemarkInEightyColumns(t *testing.T) {
 // After an outage of etcd, its shares may be old at first. Then no living region has a grant.
 func TestPoolStatusSaysThatNoLivingRegionHasAGrant(t *testing.T) {
 	t.Parallel()
-	const remark = "no living region has a grant: floors only; these shares may be out of date\n"
+	const remark = "no living region has a grant, only its floor; these shares may be outdated\n"
 	live := pool.RegionStatus{Region: "eu", Granted: 500, Claimed: 500, Reported: true, Configured: true, Alive: true}
 	silent := live
 	silent.Region = "us"
@@ -280,8 +283,8 @@ func TestPoolStatusSaysThatNoLivingRegionHasAGrant(t *testing.T) {
 func TestPoolCommandsSayWhatIsMissing(t *testing.T) {
 	t.Parallel()
 	for want, args := range map[string][]string{
-		"no subcommand was given: want status, plan, fence or lift": {"pool"},
-		"where is etcd? give --config FILE or --etcd HOST:PORT":     {"pool", "status"},
+		"no subcommand was given: want status, plan, fence or lift":            {"pool"},
+		"no address of etcd was given: want --config FILE or --etcd HOST:PORT": {"pool", "status"},
 		"want text or json":               {"pool", "status", "-o", "xml"},
 		"--watch 1ms: want 100ms or more": {"pool", "status", "--watch=1ms"},
 		"no argument: want":               {"pool", "fence"},
@@ -318,12 +321,12 @@ func TestPoolStatusShowsTheLastHour(t *testing.T) {
 	}, 30*time.Second, 100*time.Millisecond)
 	_, stdout, _ := runWith(t, nil, args...)
 	// The minute that has just begun may have no value yet.
-	require.Regexp(t, `(?m)^part of the rate, minute by minute up to now:\neu  ·+[▁-█]+·?\nus  ·+[▁-█]+·?$`, stdout)
+	require.Regexp(t, `(?m)^part of the rate in each minute of the last hour:\neu  ·+[▁-█]+·?\nus  ·+[▁-█]+·?$`, stdout)
 
 	code, _, stderr := runWith(t, nil, "pool", "status", "-c", w.path, "--history", "--addr", "127.0.0.1:1")
 	require.Equal(t, cli.ExitFailed, code)
-	require.Contains(t, stderr, "is a replica's admin server at http://127.0.0.1:1? (--addr)")
+	require.Contains(t, stderr, "check that the admin server of a replica is at http://127.0.0.1:1 (--addr)")
 	code, _, stderr = runWith(t, nil, "pool", "status", "-c", w.path, "--addr", "127.0.0.1:1")
 	require.Equal(t, cli.ExitUsage, code)
-	require.Contains(t, stderr, "give --history, too")
+	require.Contains(t, stderr, "--addr requires --history")
 }

@@ -57,8 +57,8 @@ func withAdvice(err error) string {
 	case redisconn.WantsPassword(err):
 		text += "\n" + redisconn.PasswordAdvice
 	case errors.Is(err, syscall.EADDRINUSE):
-		text += "\nAnother program has this address, perhaps another replica: choose another with --listen. " +
-			"127.0.0.1:0 is any that is free."
+		text += "\nAnother program, perhaps another replica, listens on this address: choose another with --listen. " +
+			"With 127.0.0.1:0, the system chooses a free port."
 	}
 	return text
 }
@@ -73,7 +73,13 @@ func isProblems(err error) bool {
 func rootCommand(e env) *cobra.Command {
 	root := cli.Root(&cobra.Command{
 		Use:   "refiller",
-		Short: "Keep token buckets in Redis full",
+		Short: "Refill token buckets in Redis",
+		Long: `Refill token buckets in Redis. The command run starts a replica, which refills the buckets. The other
+commands are for operators.
+
+The exit code is 0 if the command succeeded, 1 if it failed, and 2 if it was used wrongly or the configuration is
+invalid. The commands check and diff also use 3: the configuration would be refused, or it differs from what is in
+force.`,
 	}, e)
 	for _, command := range commands {
 		root.AddCommand(command(e))

@@ -46,17 +46,19 @@ func runCommand(e env) *cobra.Command {
 	r := runner{connection: connection{env: e}, asked: make(chan string, 1)}
 	cmd := &cobra.Command{
 		Use:   "run --config FILE",
-		Short: "Run one replica",
-		Long: `Run one refiller replica until SIGINT or SIGTERM. Any number of replicas may run beside each other. A flag
-beats the environment (REFILLER_ variables), which beats the file.
+		Short: "Run a replica, which refills the buckets",
+		Long: `Run one replica, which refills the buckets, until it receives SIGINT or SIGTERM. You can run any number of
+replicas side by side. Environment variables (REFILLER_...) override the file, and flags override both.
 
-A change of the file is put in force while running, within a second; SIGHUP has it read again too. Buckets, policies,
-version and log level change at once, the rest at the next start. A file with a problem, with a lower version, or with
-another policy under the same version is refused and reported (log, /status, /metrics): the old one stays in force.
+The replica watches the file and applies a change within a second. SIGHUP makes it read the file, too. Changes of
+buckets, policies, the version and the log level take effect at once, and other changes at the next start. The replica
+refuses a file that is invalid, that has a lower version, or that has another policy under the same version. The old
+configuration then stays in force, and the log, /status and /metrics report the problem.
 
-With --config-etcd a document at <election.prefix>/config in etcd (with pools, /regions/<region>/config) changes all
-replicas at once: its version, buckets, pools and refill_interval replace the file's if its version is above
-the file's.`,
+With --config-etcd, the replica also follows a document in etcd, so that one write changes all replicas. The key of
+the document is <election.prefix>/config, or with pools <election.prefix>/regions/<region>/config. If the version in
+the document is above the version in the file, the fields of the document replace those of the file. Such fields are
+version, pools_version, refill_interval, buckets, templates and pools.`,
 		Args: cli.Positional(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := r.check(); err != nil {
@@ -77,11 +79,11 @@ func (r *runner) addFlags(cmd *cobra.Command) {
 	r.connection.addFlags(cmd, "region", "redis", "election", "etcd", "pool-registry", "listen", "log")
 	cmd.Flags().Lookup("config").Usage = "configuration file (required)"
 	cmd.Flags().StringVar(&r.identity, "identity", "",
-		"name of this replica (default: host name and process number; $REFILLER_IDENTITY)")
+		"name of this replica, up to 128 characters (default: host name and process number) ($REFILLER_IDENTITY)")
 	cmd.Flags().StringVar(&r.record, "history", "",
-		"file to append every refill call and its answer to, as JSON lines (some 500 bytes a call; never rotated)")
+		"file to which each refill call and its reply are appended as JSON, about 500 bytes per call; it is never rotated")
 	cmd.Flags().BoolVar(&r.inEtcd, "config-etcd", false,
-		"follow a document in etcd too, at the config key below election.prefix")
+		"also read a configuration document in etcd, and follow its changes")
 	cli.Group(cmd, "the pool registry", "pool-registry")
 	cli.Group(cmd, "logs", "history", "log-format", "log-level")
 }
@@ -89,7 +91,7 @@ func (r *runner) addFlags(cmd *cobra.Command) {
 // check checks the command line.
 func (r *runner) check() error {
 	if r.path == "" {
-		return cli.Usage(errors.New("run: which configuration? give --config FILE"))
+		return cli.Usage(errors.New("run: no configuration was given: want --config FILE"))
 	}
 	from := "--identity"
 	if r.identity == "" {

@@ -31,12 +31,13 @@ func statusCommand(e env) *cobra.Command {
 	flows := int64(flowsShown)
 	cmd := &cobra.Command{
 		Use:   "status [KEY [--flows[=N]]] [--watch[=TIME]]",
-		Short: "Show which replica leads and the state of the buckets",
-		Long: `Ask a running replica's admin server which replica leads, under which epoch, and for the state of each
-bucket, or of bucket KEY only.
+		Short: "Show which replica leads, and the state of the buckets",
+		Long: `Show which replica leads and under which epoch, and the state of each bucket. With KEY, the command shows
+only this bucket. It asks the admin server of one running replica, which is at --addr.
 
-With --flows it lists the flows of bucket KEY by what they got in the last minute. The replica shows what it has
-read: ask the one that refills the bucket. Replicas that race for its refills each read a part.`,
+With --flows, the command lists the flows of bucket KEY that got the most tokens in the last minute. A replica only
+knows the counts that it has read itself, so ask the replica that refills the bucket. If the replicas race for
+refills, each of them has read a part of the counts.`,
 		Example: "  refiller status\n  refiller status acme --flows --watch",
 		Args:    cli.Positional(cobra.MaximumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -52,7 +53,7 @@ read: ask the one that refills the bucket. Replicas that race for its refills ea
 				asked.query.Set("key", asked.key)
 			}
 			if asked.flows && asked.key == "" {
-				return cli.Usage(errors.New("--flows: want the KEY of a bucket before it"))
+				return cli.Usage(errors.New("--flows: want the KEY of a bucket, too"))
 			}
 			if asked.flows {
 				asked.query.Set("flows", strconv.FormatInt(flows, 10))
@@ -71,9 +72,11 @@ read: ask the one that refills the bucket. Replicas that race for its refills ea
 		},
 	}
 	d.flags(cmd)
-	cmd.Flags().Var(cli.Whole("number", &flows, 1, admin.MaxFlows), "flows", "list so many flows of bucket KEY")
+	cmd.Flags().Var(cli.Whole("number", &flows, 1, admin.MaxFlows), "flows",
+		fmt.Sprintf("number of flows of bucket KEY to list, from 1 to %d", admin.MaxFlows))
 	cmd.Flags().Lookup("flows").NoOptDefVal = strconv.Itoa(flowsShown)
-	cmd.Flags().StringVar(&addr, "addr", "http://127.0.0.1:9090", "URL of the replica's admin server ($REFILLER_LISTEN)")
+	cmd.Flags().StringVar(&addr, "addr", "http://127.0.0.1:9090",
+		"URL or host:port of the replica's admin server ($REFILLER_LISTEN)")
 	return cmd
 }
 
@@ -92,7 +95,7 @@ type statusOf struct {
 func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string) error {
 	body, err := get(ctx, strings.TrimSuffix(addr, "/")+"/status?"+a.query.Encode())
 	if err != nil {
-		return fmt.Errorf("status: %w; is a replica's admin server at %s? (--addr)", err, addr)
+		return fmt.Errorf("status: %w: check that the admin server of a replica is at %s (--addr)", err, addr)
 	}
 	if a.output == "json" {
 		_, err = w.Write(body)
@@ -100,7 +103,7 @@ func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string)
 	}
 	var s admin.Status
 	if err := json.Unmarshal(body, &s); err != nil {
-		return fmt.Errorf("status: %s does not answer as a refiller does: %w", addr, err)
+		return fmt.Errorf("status: the reply from %s is not the status of a refiller: %w", addr, err)
 	}
 	switch {
 	case a.key != "" && len(s.Buckets) == 0:
@@ -108,7 +111,8 @@ func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string)
 	case !a.flows:
 		return writeStatus(w, width, s)
 	case s.Buckets[0].Flows == nil:
-		return fmt.Errorf("status: %s has read no flows of %q: it has none, or another replica refills it", s.Identity, a.key)
+		return fmt.Errorf(
+			"status: %s has read no flows of %q: the bucket has no flows, or another replica refills it", s.Identity, a.key)
 	}
 	return writeFlows(w, width, s.Buckets[0])
 }
@@ -188,19 +192,20 @@ func statusPairs(s admin.Status) []terminal.Pair {
 		{Name: "refills", Text: whoRefills(s)},
 	}
 	if s.Away != "" {
-		pairs = append(pairs, terminal.Pair{Name: "PAUSED", Text: "refills pause: " + s.Away})
+		pairs = append(pairs, terminal.Pair{Name: "PAUSED", Text: "refills are paused: " + s.Away})
 	}
 	if s.Reload.Result == "refused" {
-		pairs = append(pairs, terminal.Pair{Name: "config", Text: fmt.Sprintf("refused %s ago, version %d stays in force: %s",
+		pairs = append(pairs, terminal.Pair{Name: "config", Text: fmt.Sprintf(
+			"a change was refused %s ago, and version %d stays in force: %s",
 			s.Now.Sub(s.Reload.At).Round(time.Second), s.Config, strings.Join(s.Reload.Problems, "; "))})
 	}
 	if len(s.Reload.Restart) > 0 {
 		pairs = append(pairs, terminal.Pair{Name: "config",
-			Text: "in force after a restart: " + strings.Join(s.Reload.Restart, ", ")})
+			Text: "these changes take effect after a restart: " + strings.Join(s.Reload.Restart, ", ")})
 	}
 	pairs = append(append(append(pairs, conflictPairs(s)...), outdatedPairs(s)...), troublePairs(s)...)
 	if s.Unlisted != "" {
-		pairs = append(pairs, terminal.Pair{Name: "alive", Text: "not known: " + s.Unlisted})
+		pairs = append(pairs, terminal.Pair{Name: "replicas", Text: "unknown: " + s.Unlisted})
 	}
 	alive := make([]string, len(s.Replicas))
 	for i, r := range s.Replicas {
@@ -210,26 +215,27 @@ func statusPairs(s admin.Status) []terminal.Pair {
 		}
 	}
 	if len(alive) > 0 {
-		pairs = append(pairs, terminal.Pair{Name: "alive", Text: strings.Join(alive, ", ")})
+		pairs = append(pairs, terminal.Pair{Name: "replicas", Text: strings.Join(alive, ", ")})
 	}
-	return append(pairs, terminal.Pair{Name: "here",
-		Text: fmt.Sprintf("%d refills applied, %d lost to others, %d failed, %d tokens added",
+	return append(pairs, terminal.Pair{Name: "its work",
+		Text: fmt.Sprintf("%d refills applied, %d made first by another replica, %d failed, %d tokens added",
 			s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)})
 }
 
 func whoRefills(s admin.Status) string {
 	if s.Mode != "etcd" {
-		return "race: every replica refills, the index picks the winner"
+		return "race: all replicas try each refill, and the first one succeeds"
 	}
-	role := "etcd: no replica is known to lead: " + s.Election
+	role := "etcd: the leader is unknown: " + s.Election
 	switch {
 	case s.Leader != nil:
 		role = fmt.Sprintf("etcd: %s leads under epoch %d", s.Leader.Identity, s.Leader.Epoch)
 	case s.Leading:
-		role = fmt.Sprintf("etcd: this replica leads under epoch %d, although etcd does not say so: %s", s.Epoch, s.Election)
+		role = fmt.Sprintf("etcd: this replica leads under epoch %d, although etcd does not confirm it: %s", s.Epoch,
+			s.Election)
 	}
 	if s.Racing {
-		role += "; this replica races, since the pulse is silent"
+		role += "; this replica also refills, because the leader's pulse is overdue"
 	}
 	return role
 }
@@ -264,9 +270,9 @@ func writeFlows(w io.Writer, width int, b admin.Bucket) error {
 	f := b.Flows
 	pairs := []terminal.Pair{
 		{Name: "bucket", Text: fmt.Sprintf("%s, %d of %d tokens, %s", terminal.Text(b.Key), b.Tokens, b.Capacity, b.Rate)},
-		{Name: "flows", Text: fmt.Sprintf("%d seen, %d listed; one of weight 1 may have %s", f.Seen, f.Listed,
+		{Name: "flows", Text: fmt.Sprintf("%d seen, %d listed in the plan; a flow of weight 1 may have %s", f.Seen, f.Listed,
 			admin.PerSecond(f.Level))},
-		{Name: "read", Text: fmt.Sprintf("%.0f s of the last minute, by this replica", f.Covered)},
+		{Name: "counts", Text: fmt.Sprintf("of %.0f s of the last minute, read by this replica", f.Covered)},
 	}
 	t := terminal.NewTable(terminal.Column{Name: "FLOW", Text: true, Least: 28}, number("GOT", 0), number("DEMAND", 0),
 		number("DENIED", 0), terminal.Column{Name: "LISTED"})
@@ -308,7 +314,8 @@ func conflictPairs(s admin.Status) []terminal.Pair {
 		return nil
 	}
 	pairs := []terminal.Pair{{Name: "CONFLICT", Text: fmt.Sprintf(
-		"version %d is in force with other policies than this replica's file has: raise the file's version", s.Config)}}
+		"version %d is in force with policies that differ from this replica's file: raise the version in the file",
+		s.Config)}}
 	for _, b := range s.Buckets {
 		for _, d := range b.Differs {
 			if b.Conflict {
@@ -331,7 +338,7 @@ func outdatedPairs(s admin.Status) []terminal.Pair {
 		return nil
 	}
 	pairs := []terminal.Pair{{Name: "OLD FILE", Text: fmt.Sprintf(
-		"a later version is in force than version %d, which this replica's file has: raise it to put the file in force",
+		"this replica's file has version %d, and a later version is in force: to use the file, raise its version above that",
 		s.Config)}}
 	for _, key := range s.Outdated.Buckets {
 		pairs = append(pairs, terminal.Pair{Text: key})
@@ -363,11 +370,11 @@ func troublePairs(s admin.Status) []terminal.Pair {
 
 // writePools writes the state of the replica's region in the pools.
 func writePools(w io.Writer, width int, region string, p admin.Pools) error {
-	coordinator := "no replica is known to coordinate: " + p.Election
+	coordinator := "the coordinator is unknown: " + p.Election
 	if p.Coordinator != nil {
 		coordinator = fmt.Sprintf("%s coordinates, elected in epoch %d", p.Coordinator.Identity, p.Coordinator.Epoch)
 	}
-	pairs := []terminal.Pair{{Name: "pools", Text: fmt.Sprintf("in %s; %s", region, coordinator)}}
+	pairs := []terminal.Pair{{Name: "pools", Text: fmt.Sprintf("region %s; %s", region, coordinator)}}
 	for _, away := range []terminal.Pair{{Name: "etcd", Text: p.Cut}, {Name: "redis", Text: p.Away}} {
 		if away.Text != "" {
 			pairs = append(pairs, terminal.Pair{Name: away.Name, Text: "does not answer: " + away.Text})
@@ -375,7 +382,7 @@ func writePools(w io.Writer, width int, region string, p admin.Pools) error {
 	}
 	t := terminal.NewTable(terminal.Column{Name: "POOL", Text: true}, number("TOKENS", 0), number("CAPACITY", 3),
 		number("SHARE", 0),
-		number("OF", 0), number("FLOOR", 1), number("DEMAND", 2), terminal.Column{Name: "GRANT"})
+		number("TOTAL", 0), number("FLOOR", 1), number("DEMAND", 2), terminal.Column{Name: "GRANT"})
 	for _, s := range p.Shares {
 		t.Row(s.Pool, s.Tokens, s.Capacity, perSecond(s.Rate), perSecond(s.Limit), perSecond(s.Floor), perSecond(s.Demand),
 			s.Grant())

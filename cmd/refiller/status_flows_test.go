@@ -56,7 +56,7 @@ func TestStatusListsTheFlowsOfABucket(t *testing.T) {
 		code, stdout, stderr := runWith(t, nil, "status", "acme", "--flows", "--addr", addr)
 		require.Zero(c, code, stderr)
 		require.Regexp(c, `(?m)^bucket +acme, \d+ of 100 tokens, 100/s$`, stdout)
-		require.Regexp(c, `(?m)^flows +2 seen, 1 listed; one of weight 1 may have \d\S+/s$`, stdout)
+		require.Regexp(c, `(?m)^flows +2 seen, 1 listed in the plan; a flow of weight 1 may have \d\S+/s$`, stdout)
 		require.Regexp(c, `(?m)^loud +[1-9]\S*/s +[1-9]\S+/s +[1-9]\S*/s +yes$`, stdout)
 		require.Regexp(c, `(?m)^quiet +[1-9]\S*/s +[1-9]\S*/s +0/s +no$`, stdout)
 	}, 30*time.Second, 100*time.Millisecond)

@@ -188,7 +188,7 @@ templates:
 	var s admin.Status
 	require.EventuallyWithT(t, func(c *assert.CollectT) {
 		text, s = asked(t, addr)
-		require.Regexp(c, `(?s)PAUSED +refills pause: .*NOREPLICAS`, text)
+		require.Regexp(c, `(?s)PAUSED +refills are paused: .*NOREPLICAS`, text)
 	}, 10*time.Second, 50*time.Millisecond)
 	require.NotContains(t, text, "FAULT", "the buckets have no fault")
 	for i, key := range []string{"checkout", "daily"} {

@@ -25,7 +25,7 @@ type display struct {
 func (d *display) flags(cmd *cobra.Command) {
 	d.cmd = cmd
 	cmd.Flags().DurationVarP(&d.every, "watch", "w", time.Second,
-		"show it again and again, so often, until interrupted: --watch or --watch=5s")
+		"repeat the output at this interval until interrupted, 100ms or more, such as --watch=5s")
 	cmd.Flags().Lookup("watch").NoOptDefVal = "1s"
 	cli.OutputFlag(cmd, &d.output)
 }

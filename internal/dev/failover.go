@@ -33,7 +33,7 @@ func (s *sampleScene) firstActive(ctx context.Context) (*replica, error) {
 		}
 		if time.Now().After(deadline) {
 			log := s.replicas()[0].logPath()
-			return nil, fmt.Errorf("dev: no replica refills within %s; %s ends:\n%s", readyTimeout, log, tail(log))
+			return nil, fmt.Errorf("dev: no replica refilled within %s; the last lines of %s:\n%s", readyTimeout, log, tail(log))
 		}
 	}
 }

@@ -41,8 +41,8 @@ type gotBy struct {
 }
 
 func (s *flowScene) title() string {
-	return fmt.Sprintf("One loud user and %d quiet ones ask for more than two buckets give; one of them has flows.",
-		quietUsers)
+	return fmt.Sprintf("One loud user and %d quiet users ask two buckets for more tokens than these give. "+
+		"Only one bucket has flows.", quietUsers)
 }
 
 // demands returns the demands of all users, those for the first bucket first.
@@ -61,14 +61,14 @@ func (s *flowScene) begin(ctx context.Context) (about, try []string, err error) 
 	if _, _, err := s.sampleScene.begin(ctx); err != nil {
 		return nil, nil, err
 	}
-	text := fmt.Sprintf("Each bucket gives %s. The loud user asks each for %d/s, the quiet ones for %d/s each. "+
-		"With flows the quiet ones get what they ask, and the loud one gets the rest.", s.buckets()[0].Policy.Rate, loudWants,
-		quietWants)
+	text := fmt.Sprintf("Each bucket gives %s. The loud user asks each bucket for %d/s, and each quiet user asks it for "+
+		"%d/s. With flows, the quiet users get all that they ask for, and the loud user gets the rest.",
+		s.buckets()[0].Policy.Rate, loudWants, quietWants)
 	program, to := s.opts.program, " --redis "+s.regions[0].cfg.Redis.String()
 	return terminal.Wrap(text, s.screen.width()), []string{
-		"  " + s.screen.style.dim("# who uses up the ceiling?"),
+		"  " + s.screen.style.dim("# which users take the most tokens?"),
 		"  " + program("refiller") + " status " + divided + " --flows --addr " + s.active.Load().url(),
-		"  " + s.screen.style.dim("# a user that comes now is served at once"),
+		"  " + s.screen.style.dim("# a new user gets tokens at once"),
 		"  " + program("consumer") + " take " + divided + " --flow me" + to,
 	}, nil
 }
@@ -110,8 +110,8 @@ func (s *flowScene) lines(mark style, width int) []string {
 		return s.sampleScene.lines(mark, width)
 	}
 	lines := []string{fmt.Sprintf("%5s  %s", seconds(s.elapsed), mark.bold(s.activity.describe(s.opts.Mode)))}
-	t := terminal.NewTable(terminal.Column{Name: indent + "BUCKET", Text: true}, number("LOUD"), number("QUIET, EACH"),
-		number("OF WHAT THEY ASK"), terminal.Column{Name: "LOUD ▒, QUIET █"})
+	t := terminal.NewTable(terminal.Column{Name: indent + "BUCKET", Text: true}, number("LOUD"), number("EACH QUIET"),
+		number("OF THEIR DEMAND"), terminal.Column{Name: "LOUD ▒, QUIET █"})
 	for _, key := range []string{inOrder, divided} {
 		loud, quiet := s.rates(key)
 		// The sum exceeds the bucket's rate while a full bucket is used up.
@@ -136,7 +136,7 @@ func (s *flowScene) short() string {
 	text := fmt.Sprintf("%5s  %s", seconds(s.elapsed), s.activity.describe(s.opts.Mode))
 	for _, key := range []string{inOrder, divided} {
 		loud, quiet := s.rates(key)
-		text += fmt.Sprintf(" | %s: loud %.0f/s, quiet %.1f/s each, %s of what they ask", key, loud, quiet/quietUsers,
+		text += fmt.Sprintf(" | %s: loud %.0f/s, quiet %.1f/s each, %s of their demand", key, loud, quiet/quietUsers,
 			ofDemand(quiet))
 	}
 	return text
@@ -146,7 +146,7 @@ func (s *flowScene) summary() string {
 	var texts []string
 	for _, of := range []struct{ key, how string }{{inOrder, "without flows"}, {divided, "with flows"}} {
 		_, quiet := s.rates(of.key)
-		texts = append(texts, ofDemand(quiet)+" "+of.how)
+		texts = append(texts, ofDemand(quiet)+" of their demand "+of.how)
 	}
-	return "of what the quiet users asked for, they lately got " + strings.Join(texts, " and ")
+	return "the quiet users recently got " + strings.Join(texts, " and ")
 }

@@ -73,19 +73,19 @@ func (o Options) Validate() error {
 	case o.Out == nil:
 		return bad("Out is nil")
 	case o.Duration < 0:
-		return bad("--duration %s: want more than 0, or 0 for no end", o.Duration)
+		return bad("--duration %s: want 0 or more; 0 means until Ctrl-C", o.Duration)
 	case o.Flows && o.Regions != nil:
-		return bad("--flows doesn't go with --regions")
+		return bad("--flows can't be used with --regions")
 	case o.Regions != nil && (len(o.Regions) < 2 || len(o.Regions) > maxRegions):
 		return bad("--regions %s: want 2 to %d names, such as eu,us,ap", strings.Join(o.Regions, ","), maxRegions)
 	case o.Cut != "" && !slices.Contains(o.Regions, o.Cut):
-		return bad("--cut %s: it is none of the regions %s", o.Cut, strings.Join(o.Regions, ","))
+		return bad("--cut %s: want one of the regions %s", o.Cut, strings.Join(o.Regions, ","))
 	case o.CutAfter < 0 || o.CutFor < 0:
 		return bad("--cut-after %s, --cut-for %s: want 0 or more", o.CutAfter, o.CutFor)
 	case o.KillEvery != 0 && o.KillEvery < MinKillEvery:
 		return bad("--kill-leader-every %s: want %s or more, or 0 for never", o.KillEvery, MinKillEvery)
 	case o.Mode == config.ModeRace && len(o.Etcd) > 0:
-		return bad("--etcd goes with --mode etcd: race mode doesn't use it")
+		return bad("--etcd requires --mode etcd")
 	}
 	for i, name := range o.names() {
 		if slices.Contains(o.names()[i+1:], name) {

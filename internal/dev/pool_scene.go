@@ -32,7 +32,7 @@ type poolScene struct {
 }
 
 func (s *poolScene) title() string {
-	return fmt.Sprintf("refiller dev: %d regions with a store each share the pool %s, %d/s.", len(s.opts.Regions),
+	return fmt.Sprintf("%d regions, each with its own store, share the pool %s, which has %d/s.", len(s.opts.Regions),
 		sharedPool, sharedRate)
 }
 
@@ -58,8 +58,8 @@ func (s *poolScene) begin(ctx context.Context) (about, try []string, err error) 
 			}
 		}
 	}
-	text := fmt.Sprintf("Consumers of one region after the other want %d/s, those of the others %d/s each. "+
-		"Every region is %s from etcd.", busy, calm, 2*oneWay)
+	text := fmt.Sprintf("In turn, the consumers of one region want %d/s, while those of each other region want %d/s. "+
+		"A round trip from a region to etcd takes about %s.", busy, calm, 2*oneWay)
 	first := s.regions[0]
 	return terminal.Wrap(text, s.screen.width()), []string{
 		"  " + s.opts.program("refiller") + " pool status --etcd-prefix " + electionPrefix + " --etcd " + first.etcd.Addr(),
@@ -101,7 +101,7 @@ func (s *poolScene) cut(ctx context.Context) {
 	r.isCut.Store(true)
 	r.etcd.Cut()
 	s.report(s.screen.style.red,
-		"%s is cut off from etcd and the other regions: its grant ends in %s, then it has its floor", r.name,
+		"%s is cut off from etcd and the other regions: its grant ends within %s, and then it has only its floor", r.name,
 		pool.ForTTL(electionTTL).Lease)
 	if s.opts.CutFor == 0 {
 		return
@@ -175,7 +175,7 @@ func (s *poolScene) held(where string) string {
 	for _, r := range s.regions {
 		admitted += r.total.admitted
 	}
-	return fmt.Sprintf("%s tokens admitted%s of at most %s", thousands(admitted), where, thousands(s.bound()))
+	return fmt.Sprintf("%s of at most %s tokens admitted%s", thousands(admitted), thousands(s.bound()), where)
 }
 
-func (s *poolScene) summary() string { return s.held(" in all regions,") }
+func (s *poolScene) summary() string { return s.held(" in all regions") }

@@ -14,13 +14,13 @@ func TestOptionsOfRegionsAreChecked(t *testing.T) {
 	good := Options{Program: "refiller", Out: io.Discard, Regions: []string{"eu", "us"}}
 	require.NoError(t, good.Validate())
 	for says, change := range map[string]func(o *Options){
-		"want 2 to 6 names":           func(o *Options) { o.Regions = []string{"eu"} },
-		`"eu" is there twice`:         func(o *Options) { o.Regions = []string{"eu", "eu"} },
-		"letters, digits":             func(o *Options) { o.Regions = []string{"e u", "us"} },
-		"--duration -1s":              func(o *Options) { o.Duration = -time.Second },
-		"--cut ap: it is none of the": func(o *Options) { o.Cut = "ap" },
-		"--cut-after -1s":             func(o *Options) { o.CutAfter = -time.Second },
-		"Out is nil":                  func(o *Options) { o.Out = nil },
+		"want 2 to 6 names":         func(o *Options) { o.Regions = []string{"eu"} },
+		`"eu" is there twice`:       func(o *Options) { o.Regions = []string{"eu", "eu"} },
+		"letters, digits":           func(o *Options) { o.Regions = []string{"e u", "us"} },
+		"--duration -1s":            func(o *Options) { o.Duration = -time.Second },
+		"--cut ap: want one of the": func(o *Options) { o.Cut = "ap" },
+		"--cut-after -1s":           func(o *Options) { o.CutAfter = -time.Second },
+		"Out is nil":                func(o *Options) { o.Out = nil },
 	} {
 		o := good
 		change(&o)
@@ -45,7 +45,7 @@ func TestTheViewOfRegionsShowsWhichIsCutOff(t *testing.T) {
 	require.Regexp(t, `eu +934/s +900/s +900/s +0/s +7  █{19}·$`, lines[2])
 	require.Regexp(t, `us +66/s +150/s +66/s +84/s +3  █·{19}  cut off, on its floor$`, lines[3])
 	require.Regexp(t, `us +66/s +150/s +66/s +84/s +3  cut off, on its floor$`, v.lines(false, 80)[3])
-	require.Equal(t, "in force together 1000/s of 1000/s; 20,000 tokens admitted of at most 24,100",
+	require.Equal(t, "shares in force: 1000/s of 1000/s; 20,000 of at most 24,100 tokens admitted",
 		strings.TrimSpace(lines[4]))
 	require.Contains(t, v.short(), "us has 66/s of 150/s wanted, 66/s admitted (cut off, on its floor)")
 	us.share.left = 3 * time.Second

@@ -67,7 +67,7 @@ func (s *poolScene) sums() string {
 	for _, r := range s.regions {
 		inForce += r.share.rate
 	}
-	return fmt.Sprintf("in force together %.0f/s of %d/s; %s", inForce, sharedRate, s.held(""))
+	return fmt.Sprintf("shares in force: %.0f/s of %d/s; %s", inForce, sharedRate, s.held(""))
 }
 
 func (s *poolScene) short() string {

@@ -85,7 +85,7 @@ func (p *playground) open(ctx context.Context) error {
 	if p.opts.elects() && len(etcd) == 0 {
 		server, err := devserver.StartEtcd(ctx, port(etcdPort), p.dir)
 		if err != nil {
-			return p.hint(err, "--etcd ADDRS, or --mode race, which needs none")
+			return p.hint(err, "--etcd ADDRESSES, or --mode race, which needs no etcd")
 		}
 		p.atEnd(server.Close)
 		etcd = []string{"http://" + server.Addr()}
@@ -107,7 +107,7 @@ func (p *playground) open(ctx context.Context) error {
 func (p *playground) hint(err error, flag string) error {
 	switch {
 	case p.opts.Regions != nil:
-		return fmt.Errorf("dev: regions need the embedded servers: %w", err)
+		return fmt.Errorf("dev: --regions requires the embedded servers: %w", err)
 	case errors.Is(err, devserver.ErrLeftOut):
 		return fmt.Errorf("%w: give %s", err, flag)
 	}
@@ -159,7 +159,7 @@ func (r *region) check(ctx context.Context, givenEtcd bool) error {
 			return fmt.Errorf("dev: the store %s doesn't answer: %w", r.cfg.Redis, err)
 		}
 		if known.Val() > 0 && state.Val() == 0 {
-			return fmt.Errorf("%w: %q in %s is no bucket; give another store or database", ErrForeignKey, b.Key, r.cfg.Redis)
+			return fmt.Errorf("%w: %q in %s is not a bucket: use another store or database", ErrForeignKey, b.Key, r.cfg.Redis)
 		}
 	}
 	if !givenEtcd {

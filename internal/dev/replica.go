@@ -75,7 +75,7 @@ func (r *replica) run(ctx context.Context) error {
 		} else {
 			failed++
 			if ctx.Err() == nil && failed == maxStarts {
-				err = fmt.Errorf("dev: %s doesn't get ready; its log ends:\n%s", r.name, tail(r.logPath()))
+				err = fmt.Errorf("dev: %s does not become ready; the last lines of its log:\n%s", r.name, tail(r.logPath()))
 			}
 		}
 		stop()

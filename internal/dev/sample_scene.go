@@ -51,7 +51,7 @@ type level struct {
 }
 
 func (s *sampleScene) title() string {
-	return "Three replicas keep some buckets full, and a demo consumer takes."
+	return "Three replicas keep sample buckets full, and a demo consumer takes tokens from them."
 }
 
 func (s *sampleScene) demands(int) []demand { return sampleDemands }
@@ -85,8 +85,8 @@ func (s *sampleScene) about(width int) []string {
 	}
 	lines := tableLines(t, width)
 	if s.opts.KillEvery > 0 {
-		text := fmt.Sprintf("Every %s the replica that refills is killed. The gap is from its last "+
-			"refill to the next one, by the times in the store.", s.opts.KillEvery)
+		text := fmt.Sprintf("Every %s the replica that refills is killed. The gap is the time from its last "+
+			"refill to the next one, on the clock of the store.", s.opts.KillEvery)
 		lines = append(append(lines, ""), terminal.Wrap(text, width)...)
 	}
 	return lines
@@ -99,10 +99,10 @@ func (s *sampleScene) try(victim *replica) []string {
 	return []string{
 		take + "mail -n 5" + to,
 		take + watched + to,
-		"  " + dim("# one of a template's buckets: any other user has one too"),
+		"  " + dim("# a bucket of a template: every other user has one, too"),
 		take + anyUser + to,
 		"  " + s.opts.program("refiller") + " status --addr " + s.replicas()[0].url(),
-		"  " + dim("# it refills: see how soon another one does"),
+		"  " + dim("# kill the replica that refills: another one continues"),
 		fmt.Sprintf("  kill -9 %d", victim.pid()),
 	}
 }

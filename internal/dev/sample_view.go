@@ -50,7 +50,7 @@ func (t taken) failures() string {
 func (s *sampleScene) held(mark style) string {
 	admitted := s.regions[0].total.admitted
 	bound := bound(s.buckets()[0].Policy, s.elapsed, s.followed[0].longestGap())
-	text := fmt.Sprintf("%s tokens admitted of at most %s", thousands(admitted), thousands(bound))
+	text := fmt.Sprintf("%s of at most %s tokens admitted", thousands(admitted), thousands(bound))
 	if admitted > bound {
 		return mark.red(text + ": too many, unless tokens were granted or returned")
 	}

@@ -36,7 +36,7 @@ func TestAViewHasAFewLinesOnATerminal(t *testing.T) {
 		"1m05s  replica-2 leads under epoch 14 and refills",
 		"       checkout 12/1000  mail 20/20  llm-tokens 30000/60000",
 		"       checkout: index 640, 498/s admitted, 102/s denied",
-		"       33,000 tokens admitted of at most 33,551",
+		"       33,000 of at most 33,551 tokens admitted",
 		"       refill gap: p50 215 ms, max 215 ms over 2 kills",
 	}, someScene().lines(false, 0))
 	colored := strings.Join(someScene().lines(true, 0), "\n")
@@ -48,7 +48,7 @@ func TestAViewHasOneLineElsewhere(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, "1m05s  replica-2 leads under epoch 14 and refills"+
 		" | checkout 12/1000  mail 20/20  llm-tokens 30000/60000"+
-		" | checkout: index 640, 498/s admitted, 102/s denied | 33,000 tokens admitted of at most 33,551"+
+		" | checkout: index 640, 498/s admitted, 102/s denied | 33,000 of at most 33,551 tokens admitted"+
 		" | refill gap: p50 215 ms, max 215 ms over 2 kills", someScene().short())
 	v := &sampleScene{playground: &playground{elapsed: 9 * time.Second}, store: errors.New("gone")}
 	require.Equal(t, "   9s  the store doesn't answer: gone", v.short())

@@ -20,7 +20,7 @@ const columns = 120
 var longLines = map[string]int{
 	"bench":                     1,
 	"bench/scalechart":          2,
-	"cmd/consumer":              3,
+	"cmd/consumer":              2,
 	"cmd/refiller":              8,
 	"deploy/k8s":                4,
 	"fetch":                     1,

@@ -284,8 +284,8 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	diff.Stdin = strings.NewReader(other)
 	out, err = diff.Output()
 	require.Equal(t, 3, diff.ProcessState.ExitCode(), "%v", err)
-	require.Contains(t, string(out), "! bucket \"checkout\" conflict: it would be ignored, since version 1 is in force: "+
-		"raise the file's\n    rate: 5/s → 50/s\n")
+	require.Contains(t, string(out), "! bucket \"checkout\" conflict: replicas would ignore it, because version 1 is in "+
+		"force: raise the version\n    rate: 5/s → 50/s\n")
 
 	n.configure(strings.Replace(other, "version: 1", "version: 2", 1))
 	require.Eventually(t, func() bool {
@@ -335,7 +335,7 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	require.Contains(t, page, "A later version is in force than version 6")
 	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "status", "--addr", n.addr).Output()
 	require.NoError(t, err)
-	require.Contains(t, string(out), "OLD FILE  a later version is in force than version 6")
+	require.Contains(t, string(out), "OLD FILE  this replica's file has version 6")
 
 	n.configure(limit(server.URL(), 8, "5/s") + prefixed(90))
 	require.Eventually(t, func() bool {
@@ -359,7 +359,7 @@ func TestAReplicaOfTemplatesReportsAnUnavailableRedis(t *testing.T) {
 	require.Contains(t, page, "Refills pause:</strong>")
 	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "status", "--addr", n.addr).Output()
 	require.NoError(t, err)
-	require.Contains(t, string(out), "PAUSED   refills pause: ")
+	require.Contains(t, string(out), "PAUSED    refills are paused: ")
 	server.Restart()
 	require.Eventually(t, func() bool { return n.status().Away == "" }, patience, 10*time.Millisecond)
 }
@@ -413,11 +413,11 @@ func TestABucketWithAnOverrideIsShownAsSuch(t *testing.T) {
 	require.Regexp(t, `checkout .* 2/s .* override\n`, out)
 	out, code := run(later, "diff", "-")
 	require.Zero(t, code)
-	require.Equal(t, "no change\nnote: bucket \"checkout\" has an override, which counts instead of the file: "+
-		"limit unset ends it\n", out)
+	require.Equal(t, "no change\nnote: bucket \"checkout\" has an override, which replaces the policy in the file: "+
+		"to remove it, run refiller limit unset\n", out)
 
 	out, code = run("", "limit", "unset", "checkout", "--redis", server.URL())
-	require.Regexp(t, "^checkout: no template matches it any more; its bucket holds [0-9]+\n$", out)
+	require.Regexp(t, "^checkout: no template matches this key any more; its bucket holds [0-9]+ tokens\n$", out)
 	require.Zero(t, code)
 	eventually(t, func() bool {
 		b := n.status().Buckets[0]

@@ -28,8 +28,9 @@ var writeRefusals = []string{"READONLY", "MISCONF", "NOREPLICAS", "OOM"}
 var alerts = []tls.AlertError{40, 42, 43, 44, 45, 46, 48, 49, 116}
 
 // PasswordAdvice is the advice for users about an error of WantsPassword.
-const PasswordAdvice = "Put the password into a file, and name that with --redis-password-file, " +
-	"REFILLER_REDIS_PASSWORD_FILE or redis.password_file; the user, unless it is the default one, with --redis-username."
+const PasswordAdvice = "Write the password to a file, and give that file with --redis-password-file, " +
+	"REFILLER_REDIS_PASSWORD_FILE or redis.password_file. If the user is not the default user, give it with " +
+	"--redis-username."
 
 // WantsPassword reports whether an error means that a server requires a password and got none or a wrong one.
 func WantsPassword(err error) bool {

@@ -13,7 +13,8 @@ import (
 // Buckets checks whether the user has the rights for these buckets, and whether the keys really hold buckets. It writes
 // nothing.
 func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Finding {
-	f := Finding{Check: "your buckets", Level: OK, Detail: fmt.Sprintf("the user may touch the keys of all %d", len(keys))}
+	f := Finding{Check: "your buckets", Level: OK,
+		Detail: fmt.Sprintf("the user may access the keys of each bucket (%d checked)", len(keys))}
 	wrong := 0
 	for i, ticket := range lua.Tickets(ctx, rdb, keys) {
 		if ticket.Err == nil || errors.Is(ticket.Err, lua.ErrUnknownBucket) {
@@ -26,9 +27,9 @@ func Buckets(ctx context.Context, rdb redis.UniversalClient, keys []string) Find
 		f.Level, f.Detail = Failure, fmt.Sprintf("%q: %v", keys[i], ticket.Err)
 		switch {
 		case redis.HasErrorPrefix(ticket.Err, "NOPERM"):
-			f.Advice = "let the user touch every key (~*), or of each bucket K the keys K, {K} and {K}:… (~K ~{K}*)"
+			f.Advice = "allow the user every key (~*), or for each bucket K the keys K, {K} and {K}:… (~K ~{K}*)"
 		case errors.Is(ticket.Err, lua.ErrMalformedBucket):
-			f.Advice = "another program uses the key: give the bucket another one, or delete it"
+			f.Advice = "another program uses this key: rename the bucket, or delete the key"
 		}
 	}
 	if wrong > 1 {

@@ -36,8 +36,8 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 		level          doctor.Level
 		detail, advice string
 	}{
-		"healthy": {[]string{"--appendonly", "yes"}, "what a failure forgets", doctor.OK, "append-only file on", ""},
-		"forgets": {nil, "what a failure forgets", doctor.Warning, "append-only file off", "appendonly yes"},
+		"healthy": {[]string{"--appendonly", "yes"}, "durability", doctor.OK, "append-only file on", ""},
+		"forgets": {nil, "durability", doctor.Warning, "append-only file off", "appendonly yes"},
 		"evicts": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "allkeys-lru"}, "eviction", doctor.Failure,
 			"allkeys-lru", "noeviction"},
 		"expires": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "volatile-ttl"}, "eviction", doctor.Warning,
@@ -45,10 +45,10 @@ func TestTheDoctorFindsWhatIsWrong(t *testing.T) {
 		"keeps": {[]string{"--maxmemory", "100mb", "--maxmemory-policy", "noeviction"}, "eviction", doctor.OK,
 			"noeviction", ""},
 		"version": {nil, "version", doctor.OK, "Redis", ""},
-		"bounded": {nil, "bounded takes", doctor.OK, "no INCREX", ""},
+		"bounded": {nil, "INCREX", doctor.OK, "no INCREX", ""},
 		"clock":   {nil, "clock", doctor.OK, "from this machine's", ""},
 		"scripts": {nil, "scripts and rights", doctor.OK, "", ""},
-		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "what a failure forgets", doctor.Failure, "is a replica",
+		"read-only": {[]string{"--replicaof", "127.0.0.1 1"}, "durability", doctor.Failure, "is a replica",
 			"primary"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -89,7 +89,7 @@ func TestTheDoctorWantsReplicasToHaveWritten(t *testing.T) {
 	testenv.Redis(t, testenv.WithArgs("--replicaof", host+" "+port))
 	rdb := primary.Client()
 	found := func() doctor.Finding {
-		return find(t, doctor.Redis(t.Context(), rdb, doctor.Refiller, anyKey), "what a failure forgets")
+		return find(t, doctor.Redis(t.Context(), rdb, doctor.Refiller, anyKey), "durability")
 	}
 	require.Eventually(t, func() bool { return strings.HasPrefix(found().Detail, "1 replicas") }, 20*time.Second,
 		50*time.Millisecond)

@@ -43,8 +43,8 @@ func EtcdEndpoints(ctx context.Context, client *clientv3.Client, endpoints []str
 	}
 	f.Detail = fmt.Sprintf("%d of %d answer", len(endpoints)-len(silent), len(endpoints))
 	if len(silent) > 0 {
-		f.Level, f.Detail = Warning, f.Detail+"; not "+strings.Join(silent, ", ")
-		f.Advice = "repair or remove these: no replica is elected, and no share changes, without a majority of etcd's members"
+		f.Level, f.Detail = Warning, f.Detail+"; no reply from "+strings.Join(silent, ", ")
+		f.Advice = "repair or remove these members: without a majority of them, no replica is elected, and no share changes"
 	}
 	return f, alive
 }
@@ -58,7 +58,7 @@ func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Fi
 	alarms, err := client.AlarmList(ctx)
 	if err == nil && len(alarms.Alarms) > 0 {
 		f.Level, f.Detail = Failure, fmt.Sprintf("alarm %s is raised: nothing can be written", alarms.Alarms[0].Alarm)
-		f.Advice = "compact and defragment it (etcdctl compact, etcdctl defrag), then etcdctl alarm disarm"
+		f.Advice = "compact and defragment etcd (etcdctl compact, etcdctl defrag), and then run etcdctl alarm disarm"
 		return f
 	}
 	status, errStatus := client.Status(ctx, endpoint)
@@ -73,7 +73,7 @@ func EtcdSpace(ctx context.Context, client *clientv3.Client, endpoint string) Fi
 	}
 	f.Level, f.Detail = OK, fmt.Sprintf("%d of %d MiB are used", status.DbSize>>20, quota>>20)
 	if status.DbSize > quota*3/4 {
-		f.Level, f.Advice = Warning, "have it compact itself, and defragment it: when nothing is left it takes no writes"
+		f.Level, f.Advice = Warning, "turn on auto-compaction and defragment etcd: without space it accepts no writes"
 	}
 	return f
 }
@@ -89,20 +89,20 @@ func EtcdCompaction(ctx context.Context, client *clientv3.Client, prefix string)
 		f.Detail = err.Error()
 		return f
 	}
-	f.Detail = "too few writes to find out"
+	f.Detail = "etcd has had too few writes to find out"
 	if now.Header.Revision < manyWrites {
 		return f
 	}
 	_, err = client.Get(ctx, prefix, clientv3.WithCountOnly(), clientv3.WithRev(2))
 	switch {
 	case errors.Is(err, rpctypes.ErrCompacted):
-		f.Level, f.Detail = OK, "its oldest revisions were removed"
+		f.Level, f.Detail = OK, "etcd has removed its oldest revisions"
 	case err != nil:
 		f.Detail = err.Error()
 	default:
-		f.Level, f.Detail = Warning, fmt.Sprintf("all %d revisions are still there: its space will run out",
+		f.Level, f.Detail = Warning, fmt.Sprintf("etcd has removed none of its %d revisions: its space will run out",
 			now.Header.Revision)
-		f.Advice = "start it with --auto-compaction-mode=periodic --auto-compaction-retention=10m"
+		f.Advice = "start etcd with --auto-compaction-mode=periodic --auto-compaction-retention=10m"
 	}
 	return f
 }

@@ -49,7 +49,7 @@ func TestAnEndpointThatDoesNotAnswerIsNamed(t *testing.T) {
 	all := []string{gone, etcd.Endpoints()[0]}
 	f, alive := EtcdEndpoints(t.Context(), etcd.Client(), all)
 	require.Equal(t, Warning, f.Level)
-	require.Equal(t, "1 of 2 answer; not "+gone, f.Detail)
+	require.Equal(t, "1 of 2 answer; no reply from "+gone, f.Detail)
 	require.Equal(t, all[1], alive)
 	f, _ = EtcdEndpoints(t.Context(), etcd.Client(), all[1:])
 	require.Equal(t, OK, f.Level, f.Detail)

@@ -61,7 +61,7 @@ func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 		f.Advice = "check redis.url, the network, TLS and the password"
 		var answer redis.Error
 		if errors.As(err, &answer) && !redis.HasErrorPrefix(answer, "WRONGPASS") && !redis.HasErrorPrefix(answer, "NOAUTH") {
-			f.Advice = "redis runs, and refuses: its log says more"
+			f.Advice = "Redis replies, but refuses commands: read its log"
 		}
 		return f
 	}
@@ -70,14 +70,14 @@ func reach(ctx context.Context, rdb redis.UniversalClient) Finding {
 		if err := rdb.Ping(ctx).Err(); err != nil {
 			f.Level = Failure
 			f.Detail = err.Error()
-			f.Advice = "the connection is unstable"
+			f.Advice = "the connection is unstable: check the network"
 			return f
 		}
 	}
 	trip := time.Since(began) / time.Duration(n)
 	f.Detail = fmt.Sprintf("a round trip takes %s", trip.Round(time.Microsecond))
 	if trip > slow {
-		f.Level, f.Advice = Warning, "put refillers near their Redis"
+		f.Level, f.Advice = Warning, "run refillers closer to Redis: refills come late above "+slow.String()
 	}
 	return f
 }
@@ -118,7 +118,7 @@ func versionFinding(info map[string]string, err error) Finding {
 	f.Detail = name + " " + text
 	if before(text, least) {
 		f.Level = Failure
-		f.Advice = "use Redis from 7.0 or Valkey from 7.2"
+		f.Advice = "use Redis 7.0 or later, or Valkey 7.2 or later"
 	}
 	return f
 }
@@ -132,16 +132,16 @@ func bounded(ctx context.Context, rdb redis.UniversalClient) Finding {
 
 // boundedFinding returns the finding for a reply to COMMAND INFO. The reply has nil in the place of an unknown command.
 func boundedFinding(found []any, err error) Finding {
-	f := Finding{Check: "bounded takes", Level: OK}
+	f := Finding{Check: "INCREX", Level: OK}
 	switch {
 	case err != nil:
 		f.Level = Unknown
 		f.Detail = err.Error()
 		f.Advice = "run the doctor as a user that may call COMMAND INFO to find out"
 	case len(found) == 1 && found[0] != nil:
-		f.Detail = "the server has INCREX, with which plain clients take by one command (not tried on such a server)"
+		f.Detail = "the server has INCREX, with which plain clients can take (the doctor has not tried it)"
 	default:
-		f.Detail = "the server has no INCREX (Redis has it from 8.8, Valkey from 9.2): plain clients take by DECRBY"
+		f.Detail = "the server has no INCREX (new in Redis 8.8 and Valkey 9.2): plain clients take with DECRBY"
 	}
 	return f
 }
@@ -161,7 +161,7 @@ func before(a, b string) bool {
 // scripts runs the scripts of a role, on separate buckets.
 func scripts(ctx context.Context, rdb redis.UniversalClient, role Role, names Names) Finding {
 	f := Finding{Check: "scripts and rights", Level: OK,
-		Detail: fmt.Sprintf("all that a %s does was done to the bucket %s", role, rehearsed)}
+		Detail: fmt.Sprintf("all operations of a %s succeeded on the bucket %s", role, rehearsed)}
 	err := Rehearse(ctx, rdb, role)
 	if err == nil {
 		err = clearRehearsal(ctx, rdb)
@@ -170,7 +170,7 @@ func scripts(ctx context.Context, rdb redis.UniversalClient, role Role, names Na
 	}
 	if err != nil {
 		f.Level, f.Detail = Failure, err.Error()
-		f.Advice = "see that Redis accepts writes, and give the user these rights: ACL SETUSER " +
+		f.Advice = "make sure that Redis accepts writes, and give the user these rights: ACL SETUSER " +
 			strings.TrimPrefix(RightsOf(role, names).ACL("NAME"), "user ")
 	}
 	return f
@@ -188,20 +188,21 @@ func eviction(info map[string]string, err error) Finding {
 	f.Detail = fmt.Sprintf("maxmemory %s, maxmemory-policy %s", info["maxmemory_human"], how)
 	switch {
 	case strings.HasPrefix(how, "allkeys-"):
-		f.Level, f.Advice = Failure, "set maxmemory-policy noeviction: this one drops buckets when memory is full"
+		f.Level, f.Advice = Failure, "set maxmemory-policy noeviction: the present policy drops buckets when memory is full"
 		if info["maxmemory"] == "0" {
 			f.Level = Warning
 		}
 	case strings.HasPrefix(how, "volatile-"):
 		f.Level = Warning
-		f.Advice = "set maxmemory-policy noeviction: when memory is full, this one drops what expires, such as " +
-			"buckets of templates, which come back full, and records of request ids, whose takes are charged again"
+		f.Advice = "set maxmemory-policy noeviction: when memory is full, the present policy drops keys that " +
+			"expire. It drops buckets of templates, which come back full. It also drops records of request ids, and then " +
+			"repeated takes are charged again"
 	}
 	return f
 }
 
 func durability(info map[string]string, err error) Finding {
-	f := Finding{Check: "what a failure forgets", Level: OK}
+	f := Finding{Check: "durability", Level: OK}
 	if err != nil {
 		f.Level = Unknown
 		f.Detail = err.Error()
@@ -215,14 +216,14 @@ func durability(info map[string]string, err error) Finding {
 	switch {
 	case info["role"] != "" && info["role"] != "master":
 		f.Level = Failure
-		f.Detail = "this server is a replica: it takes no writes"
-		f.Advice = "name the primary, or use redis-sentinel:// or redis-cluster://"
+		f.Detail = "this server is a replica, so it accepts no writes"
+		f.Advice = "connect to the primary, or use a redis-sentinel:// or redis-cluster:// URL"
 	case replicas != "0" && !enough:
 		f.Level, f.Advice = Warning,
-			"set min-replicas-to-write 1 and min-replicas-max-lag 1, or a fail-over may forget seconds of takes"
+			"set min-replicas-to-write 1 and min-replicas-max-lag 1: otherwise a fail-over may lose the takes of some seconds"
 	case replicas == "0" && info["aof_enabled"] == "0":
 		f.Level, f.Advice = Warning,
-			"set appendonly yes, or a restart loses all buckets: those of templates come back full, others by on_loss"
+			"set appendonly yes: otherwise a restart loses all buckets. Buckets of templates come back full, others by on_loss"
 	}
 	return f
 }
@@ -247,15 +248,16 @@ func clock(ctx context.Context, rdb redis.UniversalClient) Finding {
 	if err != nil {
 		f.Level = Failure
 		f.Detail = err.Error()
-		f.Advice = "Redis must answer TIME"
+		f.Advice = "make sure that Redis replies to TIME"
 		return f
 	}
-	f.Detail = fmt.Sprintf("%s from this machine's", first.Round(time.Millisecond))
+	f.Detail = fmt.Sprintf("it differs by %s from this machine's clock", first.Round(time.Millisecond))
 	if moved := (second - first).Abs(); moved > drift {
-		f.Level, f.Advice = Warning, fmt.Sprintf("it moved by %s in 0.3 s: let time daemons slew the clock, not step it",
-			moved.Round(time.Millisecond))
+		f.Level, f.Advice = Warning, fmt.Sprintf(
+			"the difference changed by %s in 0.3 s: let time daemons slew clocks, not step them", moved.Round(time.Millisecond))
 	} else if first.Abs() > skewed {
-		f.Level, f.Advice = Warning, "no token depends on it, but calendars follow Redis' clock, and logs will mislead"
+		f.Level = Warning
+		f.Advice = "set the clocks right: calendars follow the clock of Redis, and times in logs mislead. Rates stay right"
 	}
 	return f
 }
@@ -267,7 +269,7 @@ func Etcd(section, answer string, err error) Finding {
 	switch {
 	case errors.Is(err, context.DeadlineExceeded):
 		f.Level = Failure
-		f.Detail = "no answer in time"
+		f.Detail = "no reply in time"
 		f.Advice = "check " + section + ".endpoints and the network"
 	case err != nil:
 		f.Level = Failure

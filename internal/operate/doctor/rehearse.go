@@ -52,7 +52,7 @@ func Rehearse(ctx context.Context, rdb redis.UniversalClient, role Role) error {
 func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Terms) []step {
 	var version policy.Version
 	return []step{
-		{"delete what a rehearsal left", func() error { return clearRehearsal(ctx, rdb) }},
+		{"delete the test buckets", func() error { return clearRehearsal(ctx, rdb) }},
 		{"load the scripts", func() error { return lua.Load(ctx, rdb) }},
 		{"run a script by its text", func() error { // as a client does when Redis has lost the script
 			return rdb.Eval(ctx, "return redis.call('PING')", []string{rehearsed}).Err()
@@ -66,7 +66,7 @@ func refillSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Te
 			_, err := lua.Take(ctx, rdb, rehearsed, 500, true)
 			return err
 		}},
-		{"be denied", func() error {
+		{"take more tokens than there are", func() error {
 			_, err := lua.Take(ctx, rdb, rehearsed, 1000, true)
 			return err
 		}},
@@ -95,7 +95,7 @@ func takeSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 			_, err := lua.TakeOnce(ctx, rdb, rehearsed, request, policy.Run{N: 1, Count: 1}, time.Second)
 			return err
 		}},
-		{"take of all", func() error {
+		{"take from several buckets", func() error {
 			_, _, err := lua.TakeAll(ctx, rdb, []lua.Demand{{Key: rehearsed, N: 1}})
 			return err
 		}},
@@ -150,7 +150,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			}
 			return err
 		}},
-		{"leave an active set", func() error {
+		{"remove a bucket from an active set", func() error {
 			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
 			return errors.Join(rdb.SRem(ctx, set, templated).Err(), rdb.Exists(ctx, set).Err())
 		}},
@@ -163,7 +163,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			_, err := lua.Reset(ctx, rdb, rehearsed, 10)
 			return err
 		}},
-		{"add by two keys", func() error {
+		{"refill as a client that knows two keys", func() error {
 			_, err := lua.Add(ctx, rdb, twoKeys, 1, 10, 0)
 			if err == nil {
 				_, err = lua.Add(ctx, rdb, twoKeys, 1, 10, 0) // the index is already used, so the script takes its call back
@@ -171,7 +171,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 			return err
 		}},
 		{"count the flows of a divided bucket", func() error { return rdb.HLen(ctx, lua.UseKey(rehearsed)).Err() }},
-		{"send what scripts do without if they must", func() error { // without these rights, statistics are incomplete
+		{"update statistics", func() error { // without these rights, statistics are incomplete
 			return errors.Join(rdb.HIncrBy(ctx, lua.ControlKey(twoKeys), "n", 1).Err(), rdb.PExpireTime(ctx, rehearsed).Err(),
 				rdb.Persist(ctx, rehearsed).Err())
 		}},
@@ -181,7 +181,7 @@ func otherSteps(ctx context.Context, rdb redis.UniversalClient, terms policy.Ter
 // refillerSteps are operations of refillers that need no consumer.
 func refillerSteps(ctx context.Context, rdb redis.UniversalClient) []step {
 	return []step{
-		{"walk through an active set", func() error {
+		{"read an active set", func() error {
 			set := lua.ActiveKey(templated, lua.ActiveShard(templated))
 			return errors.Join(rdb.SCard(ctx, set).Err(), rdb.SScan(ctx, set, 0, "", 1).Err())
 		}},

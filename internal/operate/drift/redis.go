@@ -35,7 +35,7 @@ func (r *reader) buckets(ctx context.Context) error {
 	}
 	others, err := r.others(ctx, named)
 	if redis.HasErrorPrefix(err, "NOPERM") {
-		r.remark("buckets that only Redis has are not known: its user may not SCAN")
+		r.remark("buckets that are only in Redis are not listed: the Redis user may not SCAN")
 		return nil
 	} else if err != nil {
 		return err
@@ -74,7 +74,8 @@ func (r *reader) bucket(ctx context.Context, b config.Bucket) error {
 		return nil
 	}
 	if p.Terms.Fence.Own() {
-		r.remark(fmt.Sprintf("bucket %q has an override, which counts instead of the file: limit unset ends it", b.Key))
+		r.remark(fmt.Sprintf("bucket %q has an override, which replaces the policy in the file: to remove it, run "+
+			"refiller limit unset", b.Key))
 		return nil
 	}
 	version := p.Terms.FileVersion()
