@@ -12,7 +12,7 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// resetBatch bounds the number of keys in one command of Reset, so that takes are served between the commands.
+// resetBatch is about how many keys one SCAN of Reset visits. Redis serves takes between the scans.
 const resetBatch = 500
 
 // suffixes are the suffixes of the keys in which limiters keep state. Keys of refilled buckets have other suffixes.
@@ -31,8 +31,8 @@ func Reset(ctx context.Context, rdb redis.UniversalClient, prefix string) (int64
 		return 0, fmt.Errorf("limit: reset: prefix: %w", err)
 	}
 	if redisclient.IsNil(rdb) {
-		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil; a limiter of this process is reset key by key, "+
-			"with its Reset, or made anew", ErrConfig)
+		return 0, fmt.Errorf("limit: reset: %w: the redis client is nil; to reset a limiter made by NewLocal, call "+
+			"its Reset for each key, or make a new one", ErrConfig)
 	}
 	var (
 		mu    sync.Mutex

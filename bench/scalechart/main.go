@@ -61,8 +61,8 @@ func run(args []string) error {
 }
 
 // chart draws two lines for every kind of store and number of buckets. One line shows how many processors Redis uses,
-// and the other how many the refiller uses, by the number of active buckets. It uses only measurements of templates
-// with one replica. If the interval is longer than a second, the number of active buckets is divided by the seconds.
+// and the other how many the refiller uses. The x axis has the number of active buckets, divided by their refill
+// interval in seconds. chart uses only measurements of a template's buckets that were made with one replica.
 func chart(figures []figure) (*plot.Plot, error) {
 	lines := map[series]plotter.XYs{}
 	for _, f := range figures {
@@ -75,7 +75,7 @@ func chart(figures []figure) (*plot.Plot, error) {
 		lines[refiller] = append(lines[refiller], plotter.XY{X: x, Y: f.RefillerCores})
 	}
 	if len(lines) == 0 {
-		return nil, errors.New("no figures of a template with one replica")
+		return nil, errors.New("no figures of a template that were measured with one replica")
 	}
 	all := slices.SortedFunc(maps.Keys(lines), func(a, b series) int {
 		return cmp.Or(cmp.Compare(a.of, b.of), cmp.Compare(a.store(), b.store()), cmp.Compare(a.buckets, b.buckets))
@@ -103,12 +103,13 @@ func chart(figures []figure) (*plot.Plot, error) {
 		p.Add(line, marks)
 		p.Legend.Add(s.String(), line, marks)
 	}
-	p.X.Max *= 1.06 // room for the right half of the last number
+	p.X.Max *= 1.06 // room for the label of the last tick, which is centred on the tick
 	p.Y.Max *= 1.06
 	return p, nil
 }
 
-// series identifies a line of the chart. of is Redis or the refiller.
+// series identifies a line of the chart. The field of names the program that the line is about, Redis or refiller. The
+// field buckets counts all buckets, active or not.
 type series struct {
 	cluster bool
 	buckets int
@@ -119,7 +120,7 @@ func (s series) store() string {
 	if s.cluster {
 		return "Cluster"
 	}
-	return "one Redis"
+	return "single server"
 }
 
 func (s series) String() string {

@@ -17,7 +17,7 @@ func TestFiguresBecomeAChart(t *testing.T) {
 	require.NoError(t, run([]string{in, out}))
 	svg, err := os.ReadFile(out)
 	require.NoError(t, err)
-	require.Contains(t, string(svg), "refiller, one Redis, 1,000 buckets")
+	require.Contains(t, string(svg), "refiller, single server, 1,000 buckets")
 
 	require.ErrorContains(t, run([]string{in}), "two arguments")
 	require.NoError(t, os.WriteFile(in, []byte(`[{"configured": true}]`), 0o600))

@@ -9,7 +9,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 )
 
-func TestUnreadableFilesAreFailuresAndUnknownFlagsAreUsage(t *testing.T) {
+func TestUnreadableFilesExitWith1AndWrongUsageExitsWith2(t *testing.T) {
 	servers := []string{
 		"--redis-password-file FILE", "--redis=rediss://localhost:1 --redis-ca FILE",
 		"--redis=rediss://localhost:1 --redis-cert FILE --redis-key FILE",

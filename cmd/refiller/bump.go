@@ -38,7 +38,8 @@ back to an earlier file, for example with git revert: replicas refuse a file who
 	}
 	b.addServerFlags(cmd, "redis", "etcd", "pool-registry")
 	cmd.Flags().BoolVar(&b.pools, "pools", false, "raise pools_version instead of version")
-	cmd.Flags().BoolVar(&b.above, "above-redis", false, "raise the version above the one in force, too")
+	cmd.Flags().BoolVar(&b.above, "above-redis", false,
+		"raise the version above the one in force in Redis, or with --pools in etcd")
 	cli.OutputFlag(cmd, &b.output)
 	return cmd
 }
@@ -78,7 +79,8 @@ func (b *bumper) run(ctx context.Context, path string) error {
 	return line(b.Stdout, fmt.Sprintf("%s: %s %d → %d", path, field, from, to))
 }
 
-// inForce returns the highest version in force, either of the buckets and templates or of the pools.
+// inForce returns the highest version in force: with --pools that of the pools, otherwise that of the buckets and
+// templates.
 func (b *bumper) inForce(ctx context.Context, path string) (int64, error) {
 	cfg, err := loadFile(b.env, path, "", b.fromFlags)
 	if err != nil {

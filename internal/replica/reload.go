@@ -39,8 +39,9 @@ func (r *Replica) reloads(ctx context.Context) error {
 
 // Reload puts a configuration in force, as far as a running replica can: buckets, templates, policies, pools, version
 // and log level. Other differences take effect at the next start, and Reload reports them. A configuration that can't
-// follow the one in force is refused. Reload then reports and returns the error, and changes nothing. Refills under the
-// new policies begin at once. A reload adds no tokens. cause names the reason of the reload in messages.
+// replace the one in force, for example because its version is lower, is refused. Reload then reports and returns the
+// error, and changes nothing. Refills under the new policies begin at once. A reload adds no tokens. cause names the
+// reason of the reload in messages.
 func (r *Replica) Reload(next config.Config, cause string) error {
 	r.reloading.Lock()
 	defer r.reloading.Unlock()
@@ -94,7 +95,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 		change.Pools, "templates-changed", change.Templates,
 		"log-level", next.Log.Level)
 	if old.Templates != nil && next.Templates == nil {
-		r.log.Warn("config says nothing of templates any more: those published stay; templates: [] ends them")
+		r.log.Warn("the field templates is missing, so the published ones stay in force; to end them, write templates: []")
 	}
 	if len(change.Restart) > 0 {
 		r.log.Warn("config has changes that need a restart", "fields", change.Restart)

@@ -19,7 +19,7 @@ import (
 type Reservation struct {
 	// OK reports whether the instant is reserved. Remaining is how many more reservations fit at the same instant. Limit
 	// is the smallest limit of the windows. RetryAfter is the time from the requested instant to Next. ResetAfter is the
-	// time until nothing needs to be stored any more; 0 for a denial.
+	// time until the key expires, if no more reservations are made; 0 for a denial.
 	fetch.Result
 	ID string
 	At time.Time
@@ -54,7 +54,7 @@ type call struct {
 	at    int64  // 0: now
 	n     int64
 	check bool  // reserve nothing
-	near  int64 // about the present time, if at is 0
+	near  int64 // if at is 0: roughly the present time, which selects the windows of the calendar
 }
 
 // ids returns the ids of the reservations.
@@ -93,9 +93,10 @@ type answer struct {
 //
 // # What is stored
 //
-// A schedule K is a sorted set at {K}:sched. A reservation is dropped when its instant passed longer ago than the
-// longest window. The key expires one longest window after its last reservation. The windows bound the number of
-// entries: see [Config.MaxReservations]. When windows change, reservations stay, and count in the new windows.
+// A schedule K is a sorted set at {K}:sched. A new reservation drops those whose instants are at least the length of the
+// longest window in the past. The key expires when that time has passed since its latest reserved instant. The windows
+// bound the number of entries: see [Config.MaxReservations]. When windows change, reservations stay, and count in the
+// new windows.
 type Limiter struct {
 	config Config
 	store  store
@@ -124,9 +125,9 @@ func NewLocal(cfg Config, now func() time.Time) (*Limiter, error) {
 	return &Limiter{cfg, newLocal(cfg, now)}, nil
 }
 
-// Reserve reserves the instant at under an id, if every window has room. A denial is a Reservation whose OK is false.
-// After the errors ErrPast, ErrHorizon, ErrIDTaken and ErrInvalidID, nothing was reserved. After fetch.ErrUnavailable
-// the instant may be reserved. To find out, call again with the same id and instant.
+// Reserve reserves one instant, the argument at, under an id, if every window has room. A denial is a Reservation whose
+// OK is false. After the errors ErrPast, ErrHorizon, ErrIDTaken and ErrInvalidID, nothing was reserved. After
+// fetch.ErrUnavailable the instant may be reserved. To find out, call again with the same id and instant.
 func (l *Limiter) Reserve(ctx context.Context, key, id string, at time.Time) (Reservation, error) {
 	if err := check(key, id); err != nil {
 		return Reservation{}, err
@@ -173,7 +174,8 @@ func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	a, err := l.store.reserve(ctx, key, c)
 	for tries := 0; err == nil && a.code == codeOtherWindow; tries++ {
 		if tries == rounds {
-			return answer{}, fmt.Errorf("%w: a window of the calendar ended with each of %d calls", fetch.ErrUnavailable, tries)
+			return answer{}, fmt.Errorf("%w: in each of %d calls the present window of the calendar was another one than expected",
+				fetch.ErrUnavailable, tries)
 		}
 		c.near = a.now
 		a, err = l.store.reserve(ctx, key, c)
@@ -228,15 +230,15 @@ func (l *Limiter) String() string {
 	return strings.Join(windows, ", ")
 }
 
-// List returns the reservations of a key whose instants are at from or later, and before to, in their order. It returns
+// List returns the reservations of a key with from ≤ instant < to, sorted by their instants. It returns
 // at most n of them; n is 1 to 10,000. If from has passed, the list may have reservations that have passed.
 func (l *Limiter) List(ctx context.Context, key string, from, to time.Time, n int64) ([]Entry, error) {
 	if err := lua.CheckKey(key); err != nil {
 		return nil, err
 	}
 	if to.Before(from) || n < 1 || n > 10_000 {
-		return nil, fmt.Errorf("%w: from %s to %s, %d entries; want from before to, and 1 to 10000", ErrInvalidRange, from,
-			to, n)
+		return nil, fmt.Errorf("%w: from %s to %s, %d entries; want a from that is not later than to, and 1 to 10000 entries",
+			ErrInvalidRange, from, to, n)
 	}
 	return l.store.list(ctx, key, from.UnixMicro(), to.UnixMicro(), n)
 }

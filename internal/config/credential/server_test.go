@@ -36,7 +36,8 @@ func TestServerCertificateIsReadForEachHandshake(t *testing.T) {
 	first, second := testenv.NewCerts(t), testenv.NewCerts(t)
 	config, err := credential.ServerTLS{Cert: first.CertFile, Key: first.KeyFile, ClientCA: first.CAFile}.Config()
 	require.NoError(t, err)
-	// served reports whether a client that trusts the authority of trusted can connect.
+	// served reports whether a client can connect if it trusts the authority of the first argument and sends the client
+	// certificate of the second.
 	served := func(trusted, shown *testenv.Certs) bool {
 		ln, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)

@@ -74,14 +74,14 @@ func TestWhatIsMissingInAllLayersIsReported(t *testing.T) {
 		"file:3:9: rooms[0].name: it is required: want an address")
 }
 
-func TestAFlagIsCalledAsItsVariable(t *testing.T) {
+func TestAFlagIsNamedAfterItsVariable(t *testing.T) {
 	t.Parallel()
 	var flags []string
 	for _, v := range fields.New(kinds, &shape{}).Variables() {
 		flags = append(flags, v.Flag())
 	}
 	require.Equal(t, []string{"server", "server-password-file", "", "other", "other-password-file", "", "members"}, flags,
-		"no flag holds a password")
+		"a variable that holds a password has no flag, hence the empty names")
 }
 
 func TestSuggestionsAreCloseWords(t *testing.T) {

@@ -58,12 +58,14 @@ type rateLimit struct {
 	upTo      bool             // if there are too few tokens, a request takes all that are left
 	metadata  *structpb.Struct // for the response to a request within the limit
 	bucket    template         // of the bucket's name
-	flow      template         // of the flow's name; without parts if the limit has no flows
+	flow      template         // of the flow's name; empty if the limit has no flows
 	leave     policy.Leave     // of the bucket
 	window    taker            // nil if the limit is a bucket
-	per       quota            // of the window
-	shared    []bool           // by entry: all values of the entry's pattern share the limit
-	levels    []level          // by entry: how metrics name the entry
+	per       quota            // the number of requests and the unit of time of the window
+	// shared and levels have an element for each descriptor from the root to this one. shared reports whether all values
+	// that match the descriptor's pattern share one limit. levels has the name of the descriptor in metrics.
+	shared []bool
+	levels []level
 }
 
 // fileDomain is the structure of a file. It is the same as in Envoy's reference service.
@@ -81,8 +83,8 @@ type fileDescriptor struct {
 	QuotaMode      bool             `yaml:"quota_mode"`
 	ShareThreshold bool             `yaml:"share_threshold"`
 	Metadata       map[string]any   `yaml:"metadata"`
-	DetailedMetric bool             `yaml:"detailed_metric"` // metrics name the values of the request
-	ValueToMetric  bool             `yaml:"value_to_metric"` // metrics name the value of this entry
+	DetailedMetric bool             `yaml:"detailed_metric"` // as value_to_metric, for all entries above it, too
+	ValueToMetric  bool             `yaml:"value_to_metric"` // metrics show the request's value of this entry
 }
 
 type fileLimit struct {
@@ -232,7 +234,7 @@ func (p *parser) limit(at string, d fileDescriptor, path []fileDescriptor) *rate
 		p.window(at, l, f)
 	case f.Unlimited && f.Bucket == "" && !windowed && !f.UpTo:
 	default:
-		p.bad(at, "want one of bucket, unit with requests_per_unit, and unlimited")
+		p.bad(at, "want exactly one of these: bucket; unit and requests_per_unit; unlimited without up_to")
 	}
 	return l
 }

@@ -83,7 +83,7 @@ func TestEveryProblemOfAFileIsNamed(t *testing.T) {
 		"twice":         {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b}}, {key: k, rate_limit: {bucket: b}}]", `descriptors[1]: two descriptors have the key "k" and the value ""`},
 		"pattern twice": {"domain: d\ndescriptors: [{key: k, value: a*, rate_limit: {bucket: b}}, {key: k, value: a*, rate_limit: {bucket: b}}]", "two descriptors have the key"},
 		"empty limit": {"domain: d\ndescriptors: [{key: k, rate_limit: {}}]",
-			"descriptors[0].rate_limit: want one of bucket, unit with requests_per_unit, and unlimited"},
+			"descriptors[0].rate_limit: want exactly one of these: bucket; unit and requests_per_unit; unlimited without up_to"},
 		"two kinds":        {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b, unit: second, requests_per_unit: 1}}]", "want one of"},
 		"unlimited bucket": {"domain: d\ndescriptors: [{key: k, rate_limit: {bucket: b, unlimited: true}}]", "want one of"},
 		"no unit": {"domain: d\ndescriptors: [{key: k, rate_limit: {requests_per_unit: 1}}]",

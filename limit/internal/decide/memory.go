@@ -10,8 +10,8 @@ import (
 // Model is a rule in Go: it computes what the script does. S is the state that is stored for one key. The zero value
 // means that nothing is stored.
 type Model[S any] interface {
-	// Step answers a call at now, Unix µs. For a return, era is the era of the tokens. Step returns the state that is
-	// stored afterwards, which is s if the script would write nothing.
+	// Step answers a call at now, Unix µs. For a return, era is Outcome.Era of the take, the number of its window; 0 if it
+	// isn't known. Step returns the state that is stored afterwards, which is s if the script would write nothing.
 	Step(s S, what What, n, era, now int64) (after S, o Outcome)
 	// Until returns the instant (Unix µs) at which the state s expires. From then on s is equivalent to the zero value.
 	Until(s S) int64
