@@ -26,7 +26,7 @@ func (t Template) validateSteps(bad func(string, string, ...any) error) error {
 			MaxPer/(24*time.Hour))
 	}
 	if p.StepTokens > p.Capacity {
-		return bad("tokens", "%d is above the capacity, %d: what doesn't fit would be lost each time", p.StepTokens,
+		return bad("tokens", "%d is above the capacity, %d: tokens without room would be lost at each step", p.StepTokens,
 			p.Capacity)
 	}
 	if fill := p.Terms(Fence{}).Fill(); fill > MostFill {

@@ -148,7 +148,7 @@ func (p Policy) validateRate(bad func(string, string, ...any) error, refilled bo
 		return bad("rate", "%v", err)
 	}
 	if p.StepTokens != 0 {
-		return bad("tokens", "goes with every or cron, not with a rate")
+		return bad("tokens", "it can be set only with every or cron, not with a rate")
 	}
 	if p.Flows != nil {
 		if err := p.Flows.Validate(); err != nil {
@@ -171,7 +171,7 @@ func (p Policy) validateRate(bad func(string, string, ...any) error, refilled bo
 
 func (p Policy) validateSteps(bad func(string, string, ...any) error, refilled bool) error {
 	if p.Flows != nil {
-		return bad("flows", "goes with a rate, not with every or cron: between two steps no tokens fall due to divide")
+		return bad("flows", "it can be set only with a rate: with every or cron, no tokens fall due between two steps")
 	}
 	if p.StepTokens < 1 || p.StepTokens > MaxTokens {
 		return bad("tokens", "%d is not a whole number from 1 to %d", p.StepTokens, int64(MaxTokens))

@@ -56,7 +56,7 @@ func ParseCalendar(spec string, zone *time.Location) (*Calendar, error) {
 		zone = time.UTC
 	}
 	if strings.Contains(spec, "TZ=") {
-		return nil, fmt.Errorf("%w %q: the time zone has a field of its own", ErrSchedule, spec)
+		return nil, fmt.Errorf("%w %q: the time zone must be given separately", ErrSchedule, spec)
 	}
 	if strings.HasPrefix(strings.TrimSpace(spec), "@every") {
 		return nil, fmt.Errorf("%w %q: for equal steps use every", ErrSchedule, spec)

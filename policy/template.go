@@ -131,11 +131,11 @@ func (t Template) validateLazy(bad func(string, string, ...any) error) error {
 	tokens, per := t.Policy.Rate.reduced()
 	switch {
 	case t.Policy.Flows != nil:
-		return bad("flows", "it goes with enforce: refilled; no refiller divides lazy buckets")
+		return bad("flows", "it can be set only with enforce: refilled; no refiller divides lazy buckets")
 	case t.MaxKeys != 0:
-		return bad("max_keys", "it goes with enforce: refilled; lazy buckets are bounded by their drain time alone")
+		return bad("max_keys", "it can be set only with enforce: refilled; a lazy bucket is removed when it is full")
 	case t.Policy.Strict:
-		return bad("strict", "it goes with enforce: refilled; tokens of lazy buckets can't be held")
+		return bad("strict", "it can be set only with enforce: refilled; tokens of lazy buckets can't be reserved or leased")
 	case tokens > maxLazyTokens:
 		return bad("rate", "%s is %d tokens in %dus in lowest terms; a lazy bucket takes at most %d", t.Policy.Rate, tokens,
 			per, int64(maxLazyTokens))

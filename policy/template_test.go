@@ -196,7 +196,7 @@ func TestTemplatesAreChecked(t *testing.T) {
 	lazy := with(func(p *policy.Template) { p.Enforce, p.Policy.Initial = policy.EnforceLazy, &ten })
 	require.ErrorContains(t, lazy.Validate(), "initial")
 	lazy = with(func(p *policy.Template) { p.Enforce, p.MaxKeys = policy.EnforceLazy, 5 })
-	require.ErrorContains(t, lazy.Validate(), "goes with enforce: refilled")
+	require.ErrorContains(t, lazy.Validate(), "only with enforce: refilled")
 	lazy = with(func(p *policy.Template) {
 		p.Enforce = policy.EnforceLazy
 		p.Policy.Capacity = 1 << 30

@@ -15,7 +15,7 @@ var ErrNotFenced = errors.New("pool: region is not fenced")
 
 // ErrFenced is returned by Fence if it should drain a region that is fenced already. The other regions have the part of
 // a fenced region, so it can't be drained before the fence is lifted.
-var ErrFenced = errors.New("pool: region is fenced: lift that before it can be drained")
+var ErrFenced = errors.New("pool: region is fenced: lift the fence before you drain it")
 
 // Fencing is an operator's declaration that a region uses nothing of any pool, or that it must use nothing.
 type Fencing struct {

@@ -52,7 +52,7 @@ func TestCommandsLogInWithoutAFile(t *testing.T) {
 	}
 	code, _, stderr := runWith(t, fields.Environment{"REFILLER_REDIS_CA": certs.CAFile}, "grant", "checkout")
 	require.Equal(t, 2, code)
-	require.Contains(t, stderr, "redis.tls: goes with a rediss://")
+	require.Contains(t, stderr, "redis.tls: it can be set only with a rediss://")
 }
 
 func TestSmallThingsOfTheCommandLine(t *testing.T) {

@@ -112,7 +112,7 @@ func TestPoolFenceDrains(t *testing.T) {
 	w.eventually("eu has the whole rate", func(a poolAnswer) bool { return a.Pools[0].Regions[0].Granted > 999 })
 	code, _, stderr = run("fence", "us", "--yes", "--drain")
 	require.Equal(t, cli.ExitFailed, code)
-	require.Contains(t, stderr, `region is fenced: lift that before it can be drained: "us"`)
+	require.Contains(t, stderr, `region is fenced: lift the fence before you drain it: "us"`)
 
 	code, _, stderr = run("fence", "us", "--wait", "3s")
 	require.Equal(t, cli.ExitUsage, code)

@@ -71,22 +71,22 @@ func (s *steps) check(d *fields.Decoder, here fields.Path, l limits) {
 	switch {
 	case len(ways) == 0:
 		d.Bad(here.Field("rate"),
-			"it is required: want tokens/time such as 500/s, or instead of a rate every or cron, with tokens")
+			"it is required: want tokens/time such as 500/s. Instead of a rate, every or cron can be set, with tokens")
 	case len(ways) > 1:
-		d.Bad(here.Field(ways[1]), "want one of rate, every and cron: %s is there already", here.Field(ways[0]))
+		d.Bad(here.Field(ways[1]), "want only one of rate, every and cron: %s is set, too", here.Field(ways[0]))
 	}
 	if given("tokens") && given("rate") && !stepped {
-		d.Bad(here.Field("tokens"), "it goes with every or cron, not with a rate")
+		d.Bad(here.Field("tokens"), "it can be set only with every or cron, not with a rate")
 	}
 	if stepped && !given("tokens") {
 		d.Bad(here.Field("tokens"), "it is required with every and cron: want %s", kinds["tokens"].Want)
 	}
 	if s.Tokens > l.Capacity && l.Capacity > 0 {
-		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: what doesn't fit would be lost each time",
+		d.Bad(here.Field("tokens"), "%d is above the capacity, %d: tokens without room would be lost at each step",
 			s.Tokens, l.Capacity)
 	}
 	if given("time_zone") && !given("cron") {
-		d.Bad(here.Field("time_zone"), "it goes with cron only")
+		d.Bad(here.Field("time_zone"), "it can be set only with cron")
 	}
 }
 

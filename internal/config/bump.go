@@ -35,7 +35,7 @@ func Bump(text []byte, field string, least int64) (changed []byte, from, to int6
 	to = max(from, least) + 1
 	switch {
 	case to > maxVersion:
-		return nil, 0, 0, fmt.Errorf("%s %d is the highest there can be", field, int64(maxVersion))
+		return nil, 0, 0, fmt.Errorf("%s is %d already, the highest possible value", field, int64(maxVersion))
 	case value != nil:
 		at := offset(text, value)
 		end := at + len(value.Value)
@@ -44,7 +44,7 @@ func Bump(text []byte, field string, least int64) (changed []byte, from, to int6
 		}
 		changed = append(append(append(changed, text[:at]...), strconv.FormatInt(to, 10)...), text[end:]...)
 	case field == PoolsVersionField:
-		return nil, 0, 0, fmt.Errorf("the file has no %s: its pools have its version", field)
+		return nil, 0, 0, fmt.Errorf("the file has no %s: version also applies to its pools", field)
 	case len(root.Content) == 0 || root.Style&yaml.FlowStyle != 0:
 		return nil, 0, 0, fmt.Errorf("the file has no %s: add a line such as %s: 1", field, field)
 	default:
@@ -62,7 +62,7 @@ func mappingOf(text []byte) (*yaml.Node, error) {
 		return nil, err
 	}
 	if len(doc.Content) != 1 || doc.Content[0].Kind != yaml.MappingNode {
-		return nil, errors.New("want fields, as in docs/configuration.md")
+		return nil, errors.New("want fields such as version and buckets")
 	}
 	return doc.Content[0], nil
 }

@@ -56,5 +56,5 @@ func TestBumpRefusesWhatItCanNotChange(t *testing.T) {
 		require.ErrorContains(t, err, message, text)
 	}
 	_, _, _, err := config.Bump([]byte("version: 1"), config.PoolsVersionField, -1)
-	require.ErrorContains(t, err, "its pools have its version")
+	require.ErrorContains(t, err, "version also applies to its pools")
 }

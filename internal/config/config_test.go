@@ -231,7 +231,7 @@ func TestConnectionsNeedNoFile(t *testing.T) {
 	require.Equal(t, "/refiller/pools", c.PoolsPrefix())
 
 	_, err = config.Connections(vars("REFILLER_REDIS_CA", "ca", "REFILLER_ETCD_USERNAME", "u"))
-	require.ErrorContains(t, err, "redis.tls: goes with a rediss://")
+	require.ErrorContains(t, err, "redis.tls: it can be set only with a rediss://")
 	require.ErrorContains(t, err, `REFILLER_ETCD_USERNAME: election.username: "u" has no password`)
 }
 

@@ -22,7 +22,7 @@ func (f *file) pools(d *fields.Decoder, c Config) []pool.Pool {
 		here := root.Field("pools").Item(i)
 		p := f.Pools[i].pool()
 		if other, twice := taken[p.Name]; twice && p.Name != "" {
-			d.Bad(here.Field("name"), "%s is already %s: a pool has its bucket's name to itself", fields.Quote(p.Name), other)
+			d.Bad(here.Field("name"), "%s is already %s: want another name", fields.Quote(p.Name), other)
 			continue
 		}
 		taken[p.Name] = "the name of the pool " + d.Where(here.Field("name"))

@@ -46,7 +46,7 @@ func (t TLS) ClientConfig() (*tls.Config, error) {
 		}
 	}
 	if missing := t.Incomplete(); missing != "" {
-		return nil, fmt.Errorf("credential: tls cert %q and key %q go together", t.Cert, t.Key)
+		return nil, fmt.Errorf("credential: tls cert %q and key %q: set both or none", t.Cert, t.Key)
 	}
 	if t.Cert != "" {
 		pair, err := tls.LoadX509KeyPair(t.Cert, t.Key)

@@ -106,7 +106,7 @@ func (o Options) Validate() error {
 		case seen[endpoint]:
 			bad(item, "%s is in the list twice", fields.Quote(endpoint))
 		case scheme == "http" && !o.TLS.IsZero():
-			bad("tls", "it goes with https, but %s is %s", item, endpoint)
+			bad("tls", "it can be set only with https endpoints, but %s is %s", item, endpoint)
 		}
 		seen[endpoint] = true
 	}
@@ -117,10 +117,10 @@ func (o Options) Validate() error {
 	case o.Username != "" && o.Password.IsZero():
 		bad("username", "%s has no password: give password_file", fields.Quote(o.Username))
 	case o.Username == "" && !o.Password.IsZero():
-		bad("username", "it is missing: etcd's password is that of a user")
+		bad("username", "it is required with password_file")
 	}
 	if missing := o.TLS.Incomplete(); missing != "" {
-		bad("tls."+missing, "it is missing: cert and key go together")
+		bad("tls."+missing, "it is required: set both cert and key, or none")
 	}
 	return errors.Join(errs...)
 }

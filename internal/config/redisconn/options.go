@@ -70,16 +70,16 @@ func (o Options) Validate() error {
 		bad("url", "has a user but no password: give password_file")
 	}
 	if !o.TLS.IsZero() && !o.URL.TLS {
-		bad("tls", "goes with a rediss://, rediss-sentinel:// or rediss-cluster:// url only")
+		bad("tls", "it can be set only with a rediss://, rediss-sentinel:// or rediss-cluster:// url")
 	}
 	if missing := o.TLS.Incomplete(); missing != "" {
-		bad("tls."+missing, "it is missing: cert and key go together")
+		bad("tls."+missing, "it is required: set both cert and key, or none")
 	}
 	if o.URL.Kind != Sentinel && !o.SentinelPassword.IsZero() {
-		bad("sentinel_password_file", "goes with a redis-sentinel:// url only")
+		bad("sentinel_password_file", "it can be set only with a redis-sentinel:// url")
 	}
 	if o.URL.Kind != Sentinel && o.SentinelUsername != "" {
-		bad("sentinel_username", "goes with a redis-sentinel:// url only")
+		bad("sentinel_username", "it can be set only with a redis-sentinel:// url")
 	} else if o.SentinelUsername != "" && o.SentinelPassword.IsZero() {
 		bad("sentinel_username", "%q has no password: give sentinel_password_file", o.SentinelUsername)
 	}

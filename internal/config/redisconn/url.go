@@ -83,16 +83,17 @@ func parse(s string) (URL, error) {
 	if at := strings.LastIndexByte(authority, '@'); at >= 0 {
 		user, hosts = authority[:at+1], authority[at+1:]
 	} else if strings.Contains(tail, "@") && u.Kind != Unix {
-		return URL{}, errors.New("percent-encode what needs it in the user or password")
+		return URL{}, errors.New("special characters in the user and password must be percent-encoded")
 	}
 
 	// Package url can't parse a list of hosts. So it parses the URL with a single host h in the place of the list.
 	parsed, err := url.Parse("x://" + user + "h" + tail)
 	if err != nil {
-		return URL{}, errors.New("it can't be parsed: percent-encode what needs it in the user, password or path")
+		return URL{}, errors.New(
+			"it can't be parsed: special characters in the user, password and path must be percent-encoded")
 	}
 	if parsed.Fragment != "" || strings.HasSuffix(s, "#") {
-		return URL{}, errors.New("a fragment (#) has no meaning in it")
+		return URL{}, errors.New("it must not have a fragment (#)")
 	}
 	if parsed.User != nil {
 		u.Username = parsed.User.Username()
@@ -140,7 +141,7 @@ func (u *URL) setPath(parsed *url.URL, hosts string) error {
 	}
 	u.DB = int(n)
 	if u.Kind == Cluster && n != 0 {
-		return errors.New("a Redis Cluster has database 0 only")
+		return errors.New("a Redis Cluster has only database 0")
 	}
 	return nil
 }
@@ -151,11 +152,11 @@ var errDB = fmt.Errorf("db must be a whole number from 0 to %d", maxDB)
 func queryDB(raw string) (db string, err error) {
 	query, err := url.ParseQuery(raw)
 	if err != nil {
-		return "", errors.New("its query can't be parsed: the only parameter is db")
+		return "", errors.New("its query can't be parsed: the only query parameter is db")
 	}
 	for name, values := range query {
 		if name != "db" || len(values) > 1 {
-			return "", errors.New("the only query parameter is db, once")
+			return "", errors.New("the only query parameter is db, at most once")
 		}
 		db = values[0]
 		if db == "" {
@@ -175,7 +176,7 @@ func (u *URL) setAddrs(hosts string) error {
 		port = defaultSentinelPort
 	}
 	if u.Kind == Single && len(list) > 1 {
-		return errors.New("one server has one address: for several write redis-sentinel:// or redis-cluster://")
+		return errors.New("want one address: for several use redis-sentinel:// or redis-cluster://")
 	}
 	for _, host := range list {
 		addr, err := address(host, port)

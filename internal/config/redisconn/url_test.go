@@ -75,7 +75,7 @@ func TestParseURLSaysWhatIsWrong(t *testing.T) {
 		"redis-sentinel://h":             "name of the master",
 		"redis-sentinel://h/m/x":         "from 0 to",
 		"redis-cluster://h1,,h2":         "not a host name",
-		"redis-cluster://h/1":            "database 0 only",
+		"redis-cluster://h/1":            "only database 0",
 		"redis-sentinel://h1:1:1,h2/m":   "not a host name",
 		"redis://[::1":                   "not a host name",
 		"redis://u:p@h/1?password=other": "only query parameter is db",
