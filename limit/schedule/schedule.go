@@ -93,10 +93,10 @@ type answer struct {
 //
 // # What is stored
 //
-// A schedule K is a sorted set at {K}:sched. A new reservation drops those whose instants are at least the length of the
-// longest window in the past. The key expires when that time has passed since its latest reserved instant. The windows
-// bound the number of entries: see [Config.MaxReservations]. When windows change, reservations stay, and count in the
-// new windows.
+// A schedule K is a sorted set at {K}:sched. A new reservation drops those whose instants are at least the length of
+// the longest window in the past. The key expires when that time has passed since its latest reserved instant. The
+// windows bound the number of entries: see [Config.MaxReservations]. When windows change, reservations stay, and count
+// in the new windows.
 type Limiter struct {
 	config Config
 	store  store
@@ -174,7 +174,7 @@ func (l *Limiter) ask(ctx context.Context, key string, c call) (answer, error) {
 	a, err := l.store.reserve(ctx, key, c)
 	for tries := 0; err == nil && a.code == codeOtherWindow; tries++ {
 		if tries == rounds {
-			return answer{}, fmt.Errorf("%w: in each of %d calls the present window of the calendar was another one than expected",
+			return answer{}, fmt.Errorf("%w: in each of %d calls the present window of the calendar was an unexpected one",
 				fetch.ErrUnavailable, tries)
 		}
 		c.near = a.now
