@@ -17,7 +17,7 @@ func (f *file) buckets(d *fields.Decoder) []Bucket {
 	for i := range f.Buckets {
 		b, here := &f.Buckets[i], root.Field("buckets").Item(i)
 		if other, twice := first[b.Key]; twice && b.Key != "" {
-			d.Bad(here.Field("key"), "%s is already the key of the bucket %s: a bucket is configured once",
+			d.Bad(here.Field("key"), "%s is already the key of the bucket %s: want another key",
 				fields.Quote(b.Key), d.Where(root.Field("buckets").Item(other).Field("key")))
 			continue
 		}

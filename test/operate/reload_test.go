@@ -271,7 +271,7 @@ func TestStatusShowsThePolicyInForceAndMarksAConflict(t *testing.T) {
 	}
 	page, err := n.get("/")
 	require.NoError(t, err)
-	require.Contains(t, page, "Other policies are in force under version 1")
+	require.Contains(t, page, "The policies in force under version 1 differ")
 	require.NotContains(t, page, "50/s")
 	n.logs("policy changed under the same version and is ignored")
 
@@ -332,7 +332,7 @@ func TestAnOlderFileThatIsPutBackIsShownAsWithoutEffect(t *testing.T) {
 	}
 	page, err := n.get("/")
 	require.NoError(t, err)
-	require.Contains(t, page, "A later version is in force than version 6")
+	require.Contains(t, page, "file has version 6, and a later version is in force")
 	out, err := exec.CommandContext(t.Context(), testenv.Build(t, "./cmd/refiller"), "status", "--addr", n.addr).Output()
 	require.NoError(t, err)
 	require.Contains(t, string(out), "OLD FILE  this replica's file has version 6")

@@ -38,7 +38,8 @@ func TestThePageSaysWhatIsWrongFirst(t *testing.T) {
 	page := rendered(t, s)
 	alerts, _, found := strings.Cut(page, `<div class="cards"`)
 	require.True(t, found)
-	for _, want := range []string{"Refills pause:</strong> dial tcp", "later version is in force than version 6",
+	for _, want := range []string{"Refills pause:</strong> dial tcp",
+		"file has version 6, and a later version is in force",
 		"<li>checkout</li><li>the templates of version 7 are published</li>"} {
 		require.Contains(t, alerts, want)
 	}
@@ -85,7 +86,7 @@ func TestThePageListsTheFlowsOfABucket(t *testing.T) {
 	require.True(t, found)
 	list, _, _ = strings.Cut(list, "</section>")
 	for _, want := range []string{
-		`<a href="?key=a%26b">a&amp;b</a> by flows`, "51 flows seen, 2 listed; one of weight 1 may have 19.6/s.",
+		`<a href="?key=a%26b">a&amp;b</a> by flows`, "51 flows seen, 2 listed; a flow of weight 1 may have 19.6/s.",
 		"58.2&nbsp;s",
 		`<progress max="45.2" value="45.2" aria-label="share">45.2/s</progress>`,
 		`<td data-label="Got">45.2/s</td><td data-label="Demand">2500/s</td><td data-label="Denied">2455/s</td>` +
