@@ -15,8 +15,8 @@ import (
 
 // Names of the contenders that use package fetch.
 const (
-	template = "fetch, of a template"
-	asGiven  = "fetch, default client"
+	template = "fetch, of a template"  // takes from buckets of a template
+	asGiven  = "fetch, default client" // a go-redis client with its default options
 )
 
 // ours returns the contenders that use package fetch, all with its default timeout.
@@ -32,10 +32,10 @@ func ours() []contender {
 	}
 }
 
-// keeps leaves the options of the go-redis client as they are: sockets keep the deadlines of contexts.
+// keeps is for go-redis clients whose sockets observe the deadlines of contexts. It changes nothing.
 func keeps(*redis.Options) {}
 
-// ignores changes the options of the go-redis client: sockets ignore the deadlines of contexts.
+// ignores is for go-redis clients whose sockets ignore the deadlines of contexts, which is the default of go-redis.
 func ignores(o *redis.Options) { o.ContextTimeoutEnabled = false }
 
 func openFetch(change func(*redis.Options), create func(ctx context.Context, rdb *redis.Client, name string,

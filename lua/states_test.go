@@ -22,7 +22,7 @@ func TestEachStateThatCanNotBeReadIsMalformed(t *testing.T) {
 		const instants = "1700000000000000 1700000000000000"
 		smooth := "1 0 100 0 1 1000000"
 		stepped := scheduled(3)
-		// A bucket that has the field out also has a mark in its state: the + after carry.
+		// If a bucket has the field named out, its field st has a mark: a + after the fourth number, which is the carry.
 		for _, c := range []struct{ name, st, pol, out string }{
 			{"the era is shorter than 16 characters", "170000000000000 1700000000000000 1 0", smooth, ""},
 			{"the last refill is shorter", "1700000000000000 170000000000000 1 0", smooth, ""},
@@ -63,7 +63,7 @@ func TestABucketWithARateHasNoSteps(t *testing.T) {
 	})
 }
 
-// While the clocks of servers that take turns at a bucket differ by up to 50 ms, the bucket's era goes on.
+// Several servers may serve a bucket in turn. While their clocks differ by up to 50 ms, the bucket's era goes on.
 func TestAClockThatIsBehindByMoreThanTheToleranceBeginsAnEra(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -170,8 +170,8 @@ func TestTokensOfUpTo53BitsAreRead(t *testing.T) {
 	})
 }
 
-// Each refill is the first one for ten seconds. It credits the last five intervals, or the last two seconds if
-// they are longer.
+// Each refill is the first one for ten seconds. It credits the last five intervals or the last two seconds, whichever
+// is longer.
 func TestARefillCreditsTheLastFiveIntervalsOrTwoSeconds(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -13,7 +13,8 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// The steps of a budget that several policies and schedules have in common. The numbers wanted are worked out by hand.
+// These tests check the steps that a budget is credited when it has an override, when its schedule changes, and when a
+// call is repeated. The numbers wanted are worked out by hand.
 
 // hourlyBudget returns a template whose buckets hold 100 tokens and get 30 at each hour, and its policy.
 func hourlyBudget(t *testing.T) (*lua.Template, policy.Terms) {
@@ -35,7 +36,8 @@ func (w *world) override(key string, capacity int64, template policy.Terms) lua.
 	return reply
 }
 
-// The override needs more steps to fill the budget than the template, so the instants of a first call don't suffice.
+// The first call sends only the instants of the steps that fill a bucket under the template's policy. More steps are
+// needed to fill it under the override, so the script asks for a second call with more instants.
 func TestABudgetWithALargerOverrideIsCreditedAllOfItsSteps(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
@@ -68,6 +70,7 @@ func TestAnOverrideCreditsTheStepOfABudgetOnce(t *testing.T) {
 	}
 }
 
+// The next step in the state is not later than the last one, so the state names no step to come.
 func TestAnOverrideCreditsNoStepThatTheStateDoesNotName(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
@@ -80,7 +83,8 @@ func TestAnOverrideCreditsNoStepThatTheStateDoesNotName(t *testing.T) {
 	require.Zero(t, w.override("t:a", terms.Capacity, terms).Tokens)
 }
 
-// A take with another schedule doesn't know how many steps of the old one have come. It credits the one in the state.
+// A take under another schedule doesn't know how many steps of the old schedule have come. It credits only the next
+// step that the state names.
 func TestATakeUnderAnotherScheduleCreditsTheStepOfTheOldOne(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")
@@ -102,7 +106,7 @@ func TestABudgetWithAnOverrideFollowsTheNewSchedule(t *testing.T) {
 	w.override("t:a", 1000, terms)
 	w.at("2026-01-01T01:00:10Z")
 	later := budgets(t, 2, policy.Policy{Capacity: 100, Steps: policy.Every(20 * time.Minute), StepTokens: 7}, 0)
-	require.EqualValues(t, 2*30-1, w.take(later, "t:a", 1).Remaining, "of 00:40 and 01:00")
+	require.EqualValues(t, 2*30-1, w.take(later, "t:a", 1).Remaining, "the steps at 00:40 and 01:00")
 }
 
 // The clocks of the caller and the server differ by months, so the first call has the wrong instants. The second call
@@ -130,7 +134,8 @@ func TestACallWithTheWrongInstantsIsRepeatedWithAFew(t *testing.T) {
 	require.Equal(t, 1, calls, "nothing is to be swept")
 }
 
-// The reservation's 90 tokens come back, and are needed for the second take. The first take is made once.
+// A call makes a take of 5 tokens and one of 20. The second one needs the reservation's 89 tokens, so the call is
+// repeated after a sweep. The take of 5 is made only once.
 func TestATakeThatNeedsASweepIsMadeOnce(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, "2026-01-01T00:00:30Z")

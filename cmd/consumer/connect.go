@@ -15,7 +15,7 @@ import (
 
 const (
 	// callDeadline bounds a call. It is far longer than the SDK's default, because a command starts with a new connection.
-	// A user at a terminal prefers to wait over not knowing whether tokens were taken.
+	// A user at a terminal would rather wait than not know whether tokens were taken.
 	callDeadline = 5 * time.Second
 	// closeDeadline bounds the wait for calls under way when a command ends.
 	closeDeadline = 3 * time.Second
@@ -32,7 +32,7 @@ func (c *connection) addFlags(cmd *cobra.Command) {
 	cli.VariableFlags(cmd, redisconn.Variables(), &c.fromFlags)
 }
 
-// open returns a client, which connects when it is first used. A pool size of 0 is the default.
+// open returns a client, which connects when it is first used. If poolSize is 0, it has the default pool size.
 func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
 	o, err := redisconn.FromCommandLine(c.environ, c.fromFlags...)
 	if err != nil {
@@ -44,7 +44,7 @@ func (c *connection) open(poolSize int) (redis.UniversalClient, error) {
 	return redisconn.Open(o)
 }
 
-// with calls do with a client of the SDK, and closes it.
+// with opens a client of the SDK, passes it to do, and closes it when do has returned.
 func (c *connection) with(do func(*fetch.Client) error) error {
 	rdb, err := c.open(0)
 	if err != nil {

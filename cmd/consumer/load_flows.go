@@ -11,11 +11,11 @@ import (
 // loadByFlow has the flows that take, and the numbers of tokens that they got. Its methods are safe for concurrent use.
 type loadByFlow struct {
 	opts [][]fetch.CallOption // by flow; empty if takes name no flow
-	got  []atomic.Int64       // tokens by flow; empty unless there are several flows
+	got  []atomic.Int64       // tokens by flow; empty unless --flows was given
 }
 
-// newLoadByFlow returns a loadByFlow for the named flow. If the name is empty, the loadByFlow is for a number of flows,
-// whose takes alternate. If flows is 0, takes name no flow.
+// newLoadByFlow returns a loadByFlow. If flow isn't empty, all takes name that flow. Otherwise flows is the number of
+// flows, and takes name one flow after the other. If flows is 0, too, takes name no flow.
 func newLoadByFlow(flow string, flows int64) loadByFlow {
 	if flow != "" {
 		return loadByFlow{opts: [][]fetch.CallOption{{fetch.WithFlow(flow)}}}

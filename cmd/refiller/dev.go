@@ -36,8 +36,8 @@ With --regions, the command runs several regions that share one pool. Each regio
 demand moves from one region to the next, and the shares of the pool follow. With --cut, one region is cut off, and
 you see which rate it still gets.
 
-With --redis, the sample buckets stay in that Redis after the run: checkout, mail, llm-tokens, digest and
-daily-report, or with --flows in-order and divided.`,
+With --redis, the buckets stay in that Redis after the run. They are checkout, mail, llm-tokens, digest and
+daily-report. With --flows, they are the buckets in-order and divided instead.`,
 		Example: `  refiller dev
   refiller dev --mode race --kill-leader-every 5s
   refiller dev --flows
@@ -49,7 +49,7 @@ daily-report, or with --flows in-order and divided.`,
 			if err != nil {
 				return fmt.Errorf("find this program: %w", err)
 			}
-			// The playground ends as after Ctrl-C if the terminal is closed or the reader of its output ends.
+			// If the terminal is closed or the reader of the output ends, the playground ends as it does after Ctrl-C.
 			ctx, stop := signal.NotifyContext(cmd.Context(), syscall.SIGHUP, syscall.SIGPIPE)
 			defer stop()
 			if err := checkKind(cmd); err != nil {
@@ -76,8 +76,8 @@ daily-report, or with --flows in-order and divided.`,
 	cmd.Flags().StringSliceVar(&o.Etcd, "etcd", nil,
 		"etcd addresses to use instead of the embedded etcd, separated by commas")
 	cmd.Flags().DurationVar(&o.KillEvery, "kill-leader-every", 0,
-		"interval at which the replica that refills is killed, and the gap is measured: "+dev.MinKillEvery.String()+
-			" or more, or 0 for never")
+		"interval at which the replica that refills is killed, "+dev.MinKillEvery.String()+
+			" or more, or 0 for never; the gap between refills at each kill is measured")
 	cmd.Flags().DurationVar(&o.Duration, "duration", 0, "length of the run; 0 means until Ctrl-C")
 	cmd.Flags().BoolVar(&o.Flows, "flows", false,
 		"show how flows protect quiet users from a loud one, instead of the sample buckets")
@@ -96,7 +96,7 @@ func goRun(program, cache string) bool {
 		cache != "" && strings.HasPrefix(program, filepath.Clean(cache)+string(filepath.Separator))
 }
 
-// checkKind checks that the flags can be combined. With --regions other flags are allowed than without it.
+// checkKind checks that the flags can be combined. Some flags require --regions, and others can't be used with it.
 func checkKind(cmd *cobra.Command) error {
 	with := cmd.Flags().Changed("regions")
 	others := []string{"cut", "cut-after", "cut-for"}

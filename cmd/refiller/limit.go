@@ -175,7 +175,7 @@ func (o *operation) change(ctx context.Context, key string, what []any,
 			}
 			return cli.WriteJSON(o.Stdout, answer, "")
 		}
-		held := "its bucket does not exist yet or is full"
+		held := "its bucket is full or does not exist yet"
 		if l.Exists {
 			held = fmt.Sprintf("its bucket holds %d tokens", l.Tokens)
 		}
@@ -213,7 +213,7 @@ func limitText(l override.Limit) string {
 	whose := fmt.Sprintf("set by the template %q", l.Template)
 	switch {
 	case l.Bucket:
-		whose = "set by a configured bucket or pool, which stays in force until its keys are deleted"
+		whose = "set by a configured bucket or pool, whose limit stays in force until the bucket's keys are deleted"
 	case l.Own:
 		whose = "set by an override"
 	}

@@ -84,8 +84,8 @@ func TestLimitReportsABucketThatLeftTheFile(t *testing.T) {
 	terms := policy.Policy{Capacity: 600, Rate: policy.PerSecond(100)}.Terms(policy.Fence{Epoch: 6})
 	_, err = lua.Refill(t.Context(), server.Client(), "user:1", policy.Call{Create: policy.CreateInitial, Terms: &terms})
 	require.NoError(t, err)
-	const says = "user:1: capacity 600, rate 100/s, set by a configured bucket or pool, which stays in force until its " +
-		"keys are deleted"
+	const says = "user:1: capacity 600, rate 100/s, set by a configured bucket or pool, whose limit stays in force " +
+		"until the bucket's keys are deleted"
 	for verb, want := range map[string]string{"get": says + "\n", "unset": says + "; its bucket holds 600 tokens\n"} {
 		code, stdout, stderr := runWith(t, nil, "limit", verb, "user:1", "-c", path)
 		require.Zero(t, code, stderr)

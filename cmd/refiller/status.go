@@ -117,8 +117,8 @@ func (a statusOf) show(ctx context.Context, w io.Writer, width int, addr string)
 	return writeFlows(w, width, s.Buckets[0])
 }
 
-// adminURL returns the URL of an admin server. addr is a URL or host:port. from is the flag or variable that has it;
-// errors name it.
+// adminURL returns the URL of an admin server. addr is a URL or host:port. from is the flag or variable
+// that has this value. Errors name that flag or variable.
 func adminURL(from, addr string) (string, error) {
 	text, portless := addr, false
 	if !strings.Contains(text, "://") {
@@ -217,8 +217,8 @@ func statusPairs(s admin.Status) []terminal.Pair {
 	if len(alive) > 0 {
 		pairs = append(pairs, terminal.Pair{Name: "replicas", Text: strings.Join(alive, ", ")})
 	}
-	return append(pairs, terminal.Pair{Name: "its work",
-		Text: fmt.Sprintf("%d refills applied, %d made first by another replica, %d failed, %d tokens added",
+	return append(pairs, terminal.Pair{Name: "work",
+		Text: fmt.Sprintf("this replica: %d refills applied, %d made first by another replica, %d failed, %d tokens added",
 			s.Calls["applied"], s.Calls["stale"]+s.Calls["early"], s.Errors, s.Added)})
 }
 
@@ -272,7 +272,7 @@ func writeFlows(w io.Writer, width int, b admin.Bucket) error {
 		{Name: "bucket", Text: fmt.Sprintf("%s, %d of %d tokens, %s", terminal.Text(b.Key), b.Tokens, b.Capacity, b.Rate)},
 		{Name: "flows", Text: fmt.Sprintf("%d seen, %d listed in the plan; a flow of weight 1 may have %s", f.Seen, f.Listed,
 			admin.PerSecond(f.Level))},
-		{Name: "counts", Text: fmt.Sprintf("of %.0f s of the last minute, read by this replica", f.Covered)},
+		{Name: "counts", Text: fmt.Sprintf("from %.0f s of the last minute, as read by this replica", f.Covered)},
 	}
 	t := terminal.NewTable(terminal.Column{Name: "FLOW", Text: true, Least: 28}, number("GOT", 0), number("DEMAND", 0),
 		number("DENIED", 0), terminal.Column{Name: "LISTED"})

@@ -9,7 +9,7 @@
 //
 // [Proxy.Distance] is not a fault: it sets the round-trip time to the server.
 //
-// The proxy never changes a stream. Bytes arrive in order and without gaps, perhaps late, or not at all. So a
-// connection that has lost bytes transports nothing more. Heal resets such a connection, as a host resets a connection
-// that it doesn't know.
+// The proxy never changes a stream. Bytes arrive in order and without gaps, perhaps late. Once a connection has lost
+// bytes in one direction, no more bytes arrive in that direction. Heal resets such a connection, as a host resets a
+// connection that it doesn't know.
 package faultproxy
