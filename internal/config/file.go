@@ -37,15 +37,15 @@ type agreed struct {
 	// reverse.
 	Version int64 `yaml:"version" is:"version" default:"0"`
 	// Version of the pools only, so that you can change the buckets of one region without changing the pools. By default
-	// it is version.
+	// it equals the field version.
 	PoolsVersion *int64 `yaml:"pools_version" is:"version"`
-	// Default of interval for buckets and templates.
+	// Default of the field interval of buckets and templates.
 	RefillInterval time.Duration `yaml:"refill_interval" is:"interval" default:"100ms"`
 	// Buckets to keep full. The file needs at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
-	// Policies for every key with a prefix, up to 256. Their buckets begin full, also after Redis has lost them. If the
-	// field is left out, the published templates stay in force. An empty list ends them: no new buckets are created, but
-	// consumers can still take from existing ones.
+	// Up to 256 policies, each for every key with a prefix. Their buckets begin full, also after Redis has lost them. If
+	// the field is left out, the published templates stay in force. An empty list ends them: no new buckets are created,
+	// but consumers can still take from existing ones.
 	Templates []template `yaml:"templates"`
 	// Rates that regions share. They are the same in the files of all regions. An empty list ends all pools.
 	Pools []sharedPool `yaml:"pools"`

@@ -144,7 +144,8 @@ editors.
   tags.
 - **Flags and environment variables.** A flag has precedence over its environment variable, and the variable over the
   file. For example, the variable @REFILLER_REDIS_CA@ belongs to the flag @--redis-ca@. The flags @--redis@ and @--etcd@
-  set the addresses. An empty variable is ignored. An unknown variable whose name resembles these names is refused.
+  set the addresses. An empty variable is ignored. A variable that no program reads is refused if its name seems
+  misspelled, as in @REFILLER_REDIS_PASSWRD@.
 - **Passwords.** The configuration file itself contains no password. Store a password in the file that @password_file@
   names, or in its environment variable, such as @REFILLER_REDIS_PASSWORD@. For Redis you can also put it,
   percent-encoded, into the URL of @REFILLER_REDIS_URL@ or @--redis@: @redis://user:password(at)host@.
