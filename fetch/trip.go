@@ -24,6 +24,7 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // calls that have room for more groups
 	cmds      []redis.Cmder
+	began     time.Time
 	asked     time.Time              // when cmds were last sent
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
@@ -51,6 +52,7 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 		t.s = s
 		t.rdb = rdb
 		t.ctx = ctx
+		t.began = time.Now() // once for all buckets: read for each bucket, it costs a tenth of the takes
 		var shown error
 		for _, r := range batch {
 			if r.Body.cmd != nil {
@@ -99,9 +101,9 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
 		g.opensFirst = g.byFlow && ofTemplate(g.kind) && (!g.info.hasPolicy() || g.kind.outdated(g.info))
-		g.part, g.isolated = part, r.Body.bucket.refused.active(time.Now())
+		g.part, g.isolated = part, r.Body.bucket.refused.active(t.began)
 		g.slot = t.c.nodes.callGroup(g.key)
-		g.slotMoves = t.c.nodes.moving(g.slot).active(time.Now())
+		g.slotMoves = t.c.nodes.moving(g.slot).active(t.began)
 		t.last[r.Body.key] = g
 	}
 	g.add(r)
