@@ -138,7 +138,7 @@ func TestBadLimitsAreRefused(t *testing.T) {
 		require.ErrorIs(t, err, lazy.ErrConfig)
 		_, err = limit.Reset(t.Context(), none, "user:")
 		require.ErrorIs(t, err, limit.ErrConfig)
-		require.ErrorContains(t, err, "key by key", "the error describes how to reset limiters in the process")
+		require.ErrorContains(t, err, "its Reset for each key", "the error describes how to reset limiters in the process")
 	}
 }
 

@@ -54,7 +54,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			[]string{"redis-clock-forward"}, system.Spec{}, stepMinute, []string{verify.Credit, verify.Window}},
 		{"carry", refillWith("add = (units - carry) / p.per", "add = (units - carry) / p.per\n    carry = 0"),
 			nil, system.Spec{}, nil, []string{verify.Credit}},
-		{"high-water clock check", refillWith("    if now < s.last - TOLERANCE_US then", "    if false then"),
+		{"high-water clock check", refillWith("    if now < s.last - TOLERANCE_US then\n", "    if false then\n"),
 			[]string{"redis-clock-back"}, system.Spec{}, stepBack, []string{verify.Resume, verify.Healthy}},
 		{"quarantine", refillWith("s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)", ""),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
