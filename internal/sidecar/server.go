@@ -259,7 +259,8 @@ func (s *Server) Run(ctx context.Context) error {
 }
 
 func (s *Server) drain(delay time.Duration) {
-	s.log.Info("draining", "delay", delay, "timeout", s.opts.Drain.Timeout)
+	running, calls := s.turns.calls.Load()
+	s.log.Info("draining", "running", running, "queued", calls-running, "delay", delay, "timeout", s.opts.Drain.Timeout)
 	s.health.Shutdown()
 	s.startDrain()
 	s.sleep(delay)
