@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -64,16 +65,15 @@ func (i *info) updated(terms *policy.Terms, era int64, now time.Time) *info {
 
 // withoutPolicy returns the info after a reply that lacks the policy. The bucket's era is unknown then.
 func (i *info) withoutPolicy(now time.Time) *info {
-	next := *i
-	next.asOf = now
-	next.era = 0
-	next.denied = nil
-	if next.lost.IsZero() {
-		next.lost = now
-	}
-	if now.Sub(next.lost) >= policyMaxAge {
+	lost := cmp.Or(i.lost, now)
+	if now.Sub(lost) >= policyMaxAge {
 		return &info{asOf: now}
 	}
+	next := *i
+	next.asOf = now
+	next.lost = lost
+	next.era = 0
+	next.denied = nil
 	return &next
 }
 

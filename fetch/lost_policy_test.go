@@ -15,7 +15,7 @@ import (
 // losePolicy deletes the key with a bucket's policy, as an eviction does. The next refill brings the policy back.
 func losePolicy(t *testing.T, rdb redis.UniversalClient, key string) {
 	t.Helper()
-	require.NoError(t, rdb.Del(t.Context(), "{"+key+"}:ctl").Err())
+	require.NoError(t, rdb.Del(t.Context(), lua.ControlKey(key)).Err())
 }
 
 // takeOne takes one token.
@@ -37,10 +37,8 @@ func TestABucketInShadowModeThatLosesItsPolicyDeniesNothing(t *testing.T) {
 	require.NoError(t, err)
 	losePolicy(t, rdb, "trial")
 	for range 3 {
-		r, err := c.Take(t.Context(), "trial", 1)
-		require.NoError(t, err)
-		require.True(t, r.Shadow)
-		r, err = c.Wait(t.Context(), "trial", 1)
+		require.True(t, takeOne(t, c, "trial").Shadow)
+		r, err := c.Wait(t.Context(), "trial", 1)
 		require.NoError(t, err)
 		require.True(t, r.Shadow)
 	}

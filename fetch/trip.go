@@ -24,7 +24,6 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // calls that have room for more groups
 	cmds      []redis.Cmder
-	began     time.Time
 	asked     time.Time              // when cmds were last sent
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
@@ -52,13 +51,13 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 		t.s = s
 		t.rdb = rdb
 		t.ctx = ctx
-		t.began = time.Now() // once for all buckets: read for each bucket, it costs a tenth of the takes
+		now := time.Now() // read once: read for each bucket, it costs a tenth of the takes
 		var shown error
 		for _, r := range batch {
 			if r.Body.cmd != nil {
 				t.cmds = append(t.cmds, r.Body.cmd)
 			} else {
-				t.group(r)
+				t.group(r, now)
 			}
 		}
 		commands := len(t.cmds)
@@ -86,7 +85,7 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 }
 
 // group adds takes to the group of their bucket.
-func (t *trip) group(r *engine.Request[ask]) {
+func (t *trip) group(r *engine.Request[ask], now time.Time) {
 	g := t.last[r.Body.key]
 	if g == nil || g.kind != r.Body.kind || !g.fits(&r.Body) {
 		part := 0
@@ -101,9 +100,9 @@ func (t *trip) group(r *engine.Request[ask]) {
 		g.inLine = r.Body.line != nil
 		g.byFlow = r.Body.byFlow
 		g.opensFirst = g.byFlow && ofTemplate(g.kind) && (!g.info.hasPolicy() || g.kind.outdated(g.info))
-		g.part, g.isolated = part, r.Body.bucket.refused.active(t.began)
+		g.part, g.isolated = part, r.Body.bucket.refused.active(now)
 		g.slot = t.c.nodes.callGroup(g.key)
-		g.slotMoves = t.c.nodes.moving(g.slot).active(t.began)
+		g.slotMoves = t.c.nodes.moving(g.slot).active(now)
 		t.last[r.Body.key] = g
 	}
 	g.add(r)

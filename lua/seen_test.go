@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
@@ -73,76 +74,85 @@ func TestAnUnchangedBucketIsRefilledFromOneField(t *testing.T) {
 	require.True(t, refill("calls=1").Fence.Own(), "a policy of the template's version doesn't replace the override")
 }
 
-// steadyCall returns a call for a bucket of 1,000 tokens that gets one a second and has 900. The bucket is stored with
-// the caller's remembered state, so that further calls need one field only. It was refilled just now.
-func steadyCall(t *testing.T, rdb *redis.Client, change func(*policy.Terms)) lua.RefillCall {
+// steadyBucket is a bucket user:1 of 1,000 tokens that gets one a second and has 900. One caller refills it, and sends
+// the state that it remembers. So its calls need one field only.
+type steadyBucket struct {
+	t    *testing.T
+	m    *miniredis.Miniredis
+	rdb  *redis.Client
+	call lua.RefillCall
+}
+
+// newSteadyBucket stores the bucket as it was a second before embeddedNow, with a change to its policy.
+func newSteadyBucket(t *testing.T, change func(*policy.Terms)) *steadyBucket {
 	t.Helper()
+	m, rdb := embedded(t)
 	b := buckettest.Bucket(900, embeddedNow, second)
 	b.Control.Terms = policy.Policy{Capacity: 1000, Rate: policy.PerSecond(1), Interval: time.Second}.Terms(policy.Fence{})
 	change(&b.Control.Terms)
 	store(t.Context(), t, rdb, "user:1", b)
-	return lua.RefillCall{Key: "user:1", Call: policy.Call{
+	return &steadyBucket{t, m, rdb, lua.RefillCall{Key: "user:1", Call: policy.Call{
 		Version: policy.Version{Era: buckettest.Era, Index: buckettest.Index}, Terms: &b.Control.Terms,
-	}}
+	}}}
+}
+
+// refill refills the bucket by a call of its shard, some seconds after embeddedNow. The next call sends the state that
+// this one returns.
+func (b *steadyBucket) refill(seconds int) lua.RefillResult {
+	b.t.Helper()
+	b.m.SetTime(time.UnixMicro(embeddedNow + int64(seconds)*second))
+	r := lua.RefillActive(b.t.Context(), b.rdb, shardOf("user:1"), []lua.RefillCall{b.call}, 1)[0]
+	require.NoError(b.t, r.Err)
+	b.call.Version, b.call.Seen = r.Version, r.Seen
+	return r
 }
 
 // The numbers wanted are worked out by hand: each call is a second later.
 func TestCallsWithTheRememberedStateDoAllThatOthersDo(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
+	ofTemplate := func(terms *policy.Terms) { terms.Template = true }
 	t.Run("a pool's bucket counts one token", func(t *testing.T) {
-		m, rdb := embedded(t)
-		call := steadyCall(t, rdb, func(terms *policy.Terms) {
+		b := newSteadyBucket(t, func(terms *policy.Terms) {
 			terms.Pool = true
 			terms.PoolsVersion = 3
 		})
 		for i := range 3 {
-			m.SetTime(time.UnixMicro(embeddedNow + int64(i)*second))
-			r := lua.RefillBatch(ctx, rdb, []lua.RefillCall{call}, 1)[0]
-			require.NoError(t, r.Err)
-			require.EqualValues(t, 1, r.Added)
-			require.Equal(t, strconv.Itoa(i+1), rdb.HGet(ctx, "{user:1}:ctl", "added").Val())
-			call.Version, call.Seen = r.Version, r.Seen
+			require.EqualValues(t, 1, b.refill(i).Added)
+			require.Equal(t, strconv.Itoa(i+1), b.rdb.HGet(ctx, "{user:1}:ctl", "added").Val())
 		}
 	})
 	t.Run("a full bucket stays active for 15 s after its capacity was lowered", func(t *testing.T) {
-		m, rdb := embedded(t)
-		call := steadyCall(t, rdb, func(terms *policy.Terms) { terms.Template = true })
-		require.NoError(t, rdb.HSet(ctx, "{user:1}:ctl", "lowered", embeddedNow).Err())
-		require.NoError(t, rdb.Set(ctx, "user:1", 997, 0).Err())
+		b := newSteadyBucket(t, ofTemplate)
+		require.NoError(t, b.rdb.HSet(ctx, "{user:1}:ctl", "lowered", embeddedNow).Err())
+		require.NoError(t, b.rdb.Set(ctx, "user:1", 997, 0).Err())
 		for i, tokens := range []int64{998, 999, 1000} {
-			m.SetTime(time.UnixMicro(embeddedNow + int64(i)*second))
-			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{call}, 1)[0]
-			require.NoError(t, r.Err)
+			r := b.refill(i)
 			require.Equal(t, tokens, r.Tokens)
 			require.EqualValues(t, 1, r.Added)
 			require.False(t, r.Left)
-			call.Version, call.Seen = r.Version, r.Seen
 		}
 	})
 	t.Run("a bucket gets a new expiry", func(t *testing.T) {
-		m, rdb := embedded(t)
-		m.ClockTTL(true)
-		call := steadyCall(t, rdb, func(terms *policy.Terms) { terms.Template = true })
-		require.Equal(t, 2000*time.Second, call.Terms.Lifetime()) // it is checked every 250 refills
+		b := newSteadyBucket(t, ofTemplate)
+		b.m.ClockTTL(true)
+		require.Equal(t, 2000*time.Second, b.call.Terms.Lifetime()) // it is checked every 250 refills
 		keys := []string{"user:1", "{user:1}", "{user:1}:ctl"}
 		for i := range 260 {
 			now := time.UnixMicro(embeddedNow + int64(i)*second)
-			m.SetTime(now)
-			require.NoError(t, rdb.Set(ctx, "user:1", 900, 0).Err())
+			b.m.SetTime(now)
+			require.NoError(t, b.rdb.Set(ctx, "user:1", 900, 0).Err())
 			for _, key := range keys {
-				require.NoError(t, rdb.PExpireAt(ctx, key, now.Add(999*time.Second)).Err())
+				require.NoError(t, b.rdb.PExpireAt(ctx, key, now.Add(999*time.Second)).Err())
 			}
-			r := lua.RefillActive(ctx, rdb, shardOf("user:1"), []lua.RefillCall{call}, 1)[0]
-			require.NoError(t, r.Err)
+			r := b.refill(i)
 			for _, key := range keys {
 				want := 999 * time.Second
 				if r.Version.Index%250 == 0 {
 					want = 2000 * time.Second
 				}
-				require.Equal(t, want, rdb.PTTL(ctx, key).Val(), "refill %d", r.Version.Index)
+				require.Equal(t, want, b.rdb.PTTL(ctx, key).Val(), "refill %d", r.Version.Index)
 			}
-			call.Version, call.Seen = r.Version, r.Seen
 		}
 	})
 }

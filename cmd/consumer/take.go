@@ -10,6 +10,9 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
+// takeExitCodes ends the help of each command that takes tokens.
+const takeExitCodes = "\n\nExit codes: 0 taken, 1 error, 2 wrong usage, 3 denied."
+
 func newTakeCommand(e env) *cobra.Command {
 	conn := connection{environ: e.Environ}
 	out := output{}
@@ -20,7 +23,7 @@ func newTakeCommand(e env) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:     "take KEY",
 		Short:   "Take tokens from a bucket, all or none",
-		Long:    "Take tokens from bucket KEY, all or none.\n\nExit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.",
+		Long:    "Take tokens from bucket KEY, all or none." + takeExitCodes,
 		Example: "  consumer take checkout\n  consumer take checkout -n 5 -o json\n  consumer take acme --flow team-a/user-7",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {

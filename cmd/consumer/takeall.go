@@ -23,9 +23,7 @@ func newTakeAllCommand(e env) *cobra.Command {
 		Use:   "take-all KEY[=N]...",
 		Short: "Take tokens from several buckets, all or none",
 		Long: `Take N tokens from each bucket KEY. If one of the buckets has too few tokens, no tokens are taken from any of
-them. The default of N is 1. If an argument has several = signs, N follows the last one.
-
-Exit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.`,
+them. The default of N is 1. If an argument has several = signs, N follows the last one.` + takeExitCodes,
 		Example: "  consumer take-all user:7 tenant:acme=2 && work",
 		Args:    cli.Positional(cobra.MinimumNArgs(1)),
 		RunE: func(cmd *cobra.Command, args []string) error {

@@ -25,9 +25,7 @@ func newWaitCommand(e env) *cobra.Command {
 		Use:   "wait KEY",
 		Short: "Take tokens from a bucket as soon as it has enough",
 		Long: `Wait until bucket KEY has enough tokens, and take them, all at once. If the tokens are due later than
---timeout, they are denied. If that is known beforehand, the command ends at once.
-
-Exit codes: 0 taken, 1 error, 2 wrong usage, 3 denied.`,
+--timeout, they are denied. If that is known beforehand, the command ends at once.` + takeExitCodes,
 		Example: "  consumer wait checkout -n 5 --timeout 10s && work",
 		Args:    oneKey,
 		RunE: func(cmd *cobra.Command, args []string) error {
