@@ -148,7 +148,8 @@ func TestDevShowsWhatFlowsAreFor(t *testing.T) {
 	p.requirePrinted()
 	p.Signal(syscall.SIGINT)
 	p.end(cli.ExitOK)
-	require.Regexp(t, `users recently got \d+ % of their demand without flows and \d+ % of their demand with flows`, p.Log())
+	require.Regexp(t, `users recently got \d+ % of their demand without flows and \d+ % of their demand with flows`,
+		p.Log())
 }
 
 func TestDevStopsWhileItStarts(t *testing.T) {

@@ -138,7 +138,8 @@ func TestDiffShowsWhatAFileWouldChange(t *testing.T) {
 
 	code, stdout, stderr = diff(changes...)
 	require.Equal(t, 3, code, stderr)
-	require.Contains(t, stdout, "! bucket \"lower\" conflict: replicas would ignore it, because version 7 is in force: raise the version\n    capacity: 100 → 50\n")
+	require.Contains(t, stdout, "! bucket \"lower\" conflict: replicas would ignore it, because version 7 is in force: "+
+		"raise the version\n    capacity: 100 → 50\n")
 	require.Contains(t, stdout, "! template \"new:\" conflict")
 	require.Contains(t, stdout, "! pool \"payments\" conflict")
 	require.Contains(t, stdout, "+ bucket \"new\" added\n", "a new bucket needs no new version")

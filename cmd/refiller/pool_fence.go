@@ -211,7 +211,7 @@ func (f *fencing) explain(undrained []string, region string) {
 do not get the floors of %[1]s. They get its grants when these end.
 To withdraw the request, run "refiller pool lift %[1]s".
 To give everything to the other regions at once, run "refiller pool fence %[1]s".
-Tokens that consumers still take in %[1]s are then added to the pools' rates.
+Tokens that consumers of %[1]s still take are then added to the pools' rates.
 `, region)
 }
 

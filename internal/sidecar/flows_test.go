@@ -302,16 +302,18 @@ func TestBadFlowsOfFilesAreNamed(t *testing.T) {
 		`{name: a, bucket: {key: b, prefix: "x:"}}`:        "limits[0].bucket: want either prefix or key",
 		`{name: a, bucket: {key: "}", flow: "{key}"}}`:     "limits[0].bucket.key: ",
 		`{name: a, bucket: {key: b, flow: "all"}}`:         "limits[0].bucket.flow: \"all\": want a text that contains {key}",
-		`{name: a, bucket: {key: b, flow: "{key}/{x}"}}`:   "{key}/{x}\": want a text that contains {key}, and no other",
-		`{name: a, bucket: {key: b, flow: "a//{key}"}}`:    "one of its levels is empty; want 1 to 3",
+		`{name: a, bucket: {key: b, flow: "{key}/{x}"}}`: "bucket.flow: \"{key}/{x}\": want a text that contains {key}, " +
+			"and no other",
+		`{name: a, bucket: {key: b, flow: "a//{key}"}}`: "one of its levels is empty; want 1 to 3",
 	} {
 		_, err := limits.Parse("limits.yaml", []byte("limits: ["+file+"]"), nil, nil)
 		require.ErrorContains(t, err, says, file)
 	}
 	for limit, says := range map[string]string{
-		`{bucket: b, flow: "a/{value"}`:               "rate_limit.flow: ",
-		`{bucket: b, flow: "/{value}"}`:               "one of its levels is empty; want 1 to 3",
-		`{bucket: b, flow: "{value:none}"}`:           "has the key \"none\"",
+		`{bucket: b, flow: "a/{value"}`: "rate_limit.flow: ",
+		`{bucket: b, flow: "/{value}"}`: "one of its levels is empty; want 1 to 3",
+		`{bucket: b, flow: "{value:none}"}`: "neither this descriptor nor a descriptor above it " +
+			"has the key \"none\"",
 		`{unit: hour, requests_per_unit: 1, flow: a}`: "rate_limit.flow: it needs a bucket",
 	} {
 		file := "domain: edge\ndescriptors: [{key: user, rate_limit: " + limit + "}]"

@@ -302,7 +302,7 @@ func loseHome(w *recipe) {
 	w.await(home, "eu reports to the old etcd", func(p pool.PoolStatus) bool { return part(p, "eu").Alive })
 	output, code := w.shell.command("refiller pool status -c eu.yaml")
 	require.Zero(w.t, code, output)
-	require.Regexp(w.t, "no living region has a grant|closed: regions have only", output)
+	require.Regexp(w.t, "no living region has a grant|closed: regions have only their floors", output)
 	w.await(home, "the pool is closed in the old etcd", func(p pool.PoolStatus) bool {
 		return part(p, "eu").Alive && part(p, "eu").Remaining == 0 && slices.Contains(p.Waits, "us")
 	})

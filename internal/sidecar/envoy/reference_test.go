@@ -26,7 +26,7 @@ func TestTheConfigurationsOfTheReferenceServiceLoad(t *testing.T) {
 		"non_string_key.yaml":      "line 1: field 0.25 not found",
 		"replaces_empty.yaml":      "replaces[0]: want the name of another rate_limit",
 		"replaces_self.yaml":       "replaces[0]: want the name of another rate_limit",
-		"unlimited_with_unit.yaml": "descriptors[0].rate_limit: want exactly one of these",
+		"unlimited_with_unit.yaml": "descriptors[0].rate_limit: want exactly one of these: bucket; unit",
 	}
 	files, err := filepath.Glob("testdata/reference/*.yaml")
 	require.NoError(t, err)
