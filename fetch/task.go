@@ -81,8 +81,8 @@ func (t *task) do(a *ask) error {
 	}
 	r := q.Request()
 	r.Body = *a
-	r.Latest = t.latest
-	if err := q.Do(t.ctx, r, now, t.deadline); err != nil {
+	w := engine.Wait{Began: now, Deadline: t.deadline, Latest: t.latest}
+	if err := q.Do(t.ctx, r, w); err != nil {
 		if !errors.Is(err, engine.ErrClosed) {
 			t.c.stats.abandoned.Add(1)
 		}
@@ -91,7 +91,7 @@ func (t *task) do(a *ask) error {
 		}
 		return t.distance.late(time.Since(now), err)
 	}
-	t.deadline = q.PutOff(now, t.deadline, t.latest)
+	t.deadline = q.PutOff(w)
 	refused := r.Body.err
 	if cmd := r.Body.cmd; cmd != nil {
 		refused = cmd.Err()

@@ -38,8 +38,8 @@ func (c *call[T]) begin(now time.Time, patience, stalled time.Duration) {
 	end, latest := now.Add(mostTrip), now.Add(patience)
 	for _, r := range c.batch {
 		d := r.deadline.at
-		if r.Latest.After(d) {
-			d = r.Latest
+		if r.wait.Latest.After(d) {
+			d = r.wait.Latest
 		}
 		if d.IsZero() {
 			latest = end

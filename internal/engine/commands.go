@@ -66,7 +66,7 @@ func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
 	deadline, _ := ctx.Deadline()
 	r := c.queue.Request()
 	r.Body = cmd
-	if err := c.queue.Do(ctx, r, time.Now(), deadline); errors.Is(err, ErrFull) {
+	if err := c.queue.Do(ctx, r, Wait{Began: time.Now(), Deadline: deadline}); errors.Is(err, ErrFull) {
 		return fmt.Errorf("%w: %w", redis.ErrPoolTimeout, err)
 	} else if err != nil {
 		return err

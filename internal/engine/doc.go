@@ -15,7 +15,7 @@
 // its own delay shows such a stop. Goroutines that are ready when the timer fires run first. The connections of
 // [Sockets] extend the deadlines of reads in the same way.
 //
-// A request may allow its deadline to be postponed while connections are opened ([Request.Latest]). Its whole time then
+// A request may allow its deadline to be postponed while connections are opened ([Wait]). Its whole time then
 // begins when the last connection was opened.
 //
 // Package fetch decides the deadline of a call (its budget), and the Queue enforces it when the timer fires.

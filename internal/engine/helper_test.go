@@ -126,7 +126,7 @@ func ask(ctx context.Context, q *Queue[int], body int, timeout time.Duration) (t
 	}
 	r := q.Request()
 	r.Body = body
-	err := q.Do(ctx, r, now, deadline)
+	err := q.Do(ctx, r, Wait{Began: now, Deadline: deadline})
 	if err == nil {
 		if r.Body != -body {
 			err = errors.New("another request's answer")

@@ -40,13 +40,37 @@ func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
 				began := time.Now()
 				r := q.Request()
 				r.Body = 1
+				w := Wait{Began: began, Deadline: began.Add(50 * ms)}
 				if tc.latest > 0 {
-					r.Latest = began.Add(tc.latest)
+					w.Latest = began.Add(tc.latest)
 				}
-				err := q.Do(context.Background(), r, began, began.Add(50*ms))
+				err := q.Do(context.Background(), r, w)
 				require.Equal(t, tc.answered, err == nil, "%v", err)
 				require.Equal(t, tc.took, time.Since(began))
 			})
 		})
 	}
+}
+
+// The race detector finds a fault here if the timer reads a request that its caller may already use again.
+func TestARequestWhoseDeadlineWasPutOffIsReused(t *testing.T) {
+	const trip = 60 * ms
+	sockets := &Sockets{}
+	dial := sockets.Dialer(func(context.Context, string, string) (net.Conn, error) {
+		time.Sleep(trip) // sends nothing to the timer, so no signal orders its reads before the answer
+		return nil, errors.New("the fake server needs no connection")
+	})
+	q := NewQueue(func(_ context.Context, batch []*Request[int]) error {
+		_, _ = dial(t.Context(), "", "")
+		batch[0].Answer()
+		return nil
+	}, 1, nil, nil)
+	q.Sockets = []*Sockets{sockets}
+	r := q.Request()
+	for range 3 {
+		began := time.Now()
+		w := Wait{Began: began, Deadline: began.Add(trip / 3), Latest: began.Add(time.Minute)}
+		require.NoError(t, q.Do(t.Context(), r, w))
+	}
+	require.NoError(t, q.Close(t.Context()))
 }

@@ -39,7 +39,7 @@ var (
 // and any other error shows that the server failed.
 //
 // The deadline of ctx is Grace after the last instant at which a reply has a use. That is the latest deadline of a
-// request, postponed as far as its Latest allows, or the end of the breaker's patience if that is later. The deadline
+// request, postponed as far as its Wait allows, or the end of the breaker's patience if that is later. The deadline
 // of ctx is at most a minute after the departure. ctx is cancelled when no caller waits for a reply any more. Requests
 // that are not sent by then need not be sent.
 type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
@@ -96,10 +96,9 @@ func (q *Queue[T]) Release(r *Request[T]) {
 	q.requests.Put(r)
 }
 
-// Do sends r to the server and waits for the answer. It waits until the deadline or until ctx is cancelled. The
-// deadline is no later than that of ctx; zero is none. now is when the wait begins. After an error r must not be used
-// any more.
-func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Time) error {
+// Do sends r to the server and waits for the answer. It waits until the deadline or until ctx is cancelled. The wait
+// begins now. After an error r must not be used any more.
+func (q *Queue[T]) Do(ctx context.Context, r *Request[T], w Wait) error {
 	q.mu.Lock()
 	if q.closed || q.waiters >= mostWaiting {
 		defer q.mu.Unlock()
@@ -111,14 +110,13 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], now, deadline time.Tim
 	r.state.Store(waiting)
 	r.unclaimed.Store(false)
 	r.uses++
-	r.began = now
-	r.end = deadline
-	r.deadline = newDeadline(now, deadline, q.stalled)
+	r.wait = w
+	r.deadline = newDeadline(w.Began, w.Deadline, q.stalled)
 	r.call = nil
 	q.push(r)
-	q.due = earlier(q.due, deadline)
-	c := q.depart(now)
-	q.arm(now)
+	q.due = earlier(q.due, w.Deadline)
+	c := q.depart(w.Began)
+	q.arm(w.Began)
 	if c != nil && len(c.batch) == 1 && len(q.calls) == 1 && q.short() {
 		c.inline = true
 		q.mu.Unlock()
@@ -253,21 +251,20 @@ func (q *Queue[T]) atLeast(d time.Duration) time.Duration {
 // RoundTrip returns the smoothed time of a round trip, 0 before the first answer.
 func (q *Queue[T]) RoundTrip() time.Duration { return time.Duration(q.trip.Load()) }
 
-// PutOff returns the deadline of a wait that began at began. If connections were opened since then, the wait counts
-// from the time when the last one was opened, but the deadline is never later than latest. If latest is zero, the
-// deadline is not postponed.
-func (q *Queue[T]) PutOff(began, deadline, latest time.Time) time.Time {
-	if latest.IsZero() {
-		return deadline
+// PutOff returns the deadline of a wait. If connections were opened since the wait began, it counts from the time when
+// the last one was opened, but the deadline is never later than w.Latest.
+func (q *Queue[T]) PutOff(w Wait) time.Time {
+	if w.Latest.IsZero() {
+		return w.Deadline
 	}
-	end := deadline
+	end := w.Deadline
 	for _, s := range q.Sockets {
-		if at := s.opened().Add(deadline.Sub(began)); at.After(end) {
+		if at := s.opened().Add(w.Deadline.Sub(w.Began)); at.After(end) {
 			end = at
 		}
 	}
-	if end.After(latest) && latest.After(deadline) {
-		return latest
+	if end.After(w.Latest) && w.Latest.After(w.Deadline) {
+		return w.Latest
 	}
 	return end
 }

@@ -13,21 +13,26 @@ const (
 	left           // the caller's context was cancelled
 )
 
+// Wait is the time that a caller has for an answer.
+type Wait struct {
+	Began    time.Time
+	Deadline time.Time // no later than that of the caller's context; zero: none
+	// Latest is the latest instant to which the deadline is postponed while connections are opened; zero: it is not
+	// postponed.
+	Latest time.Time
+}
+
 // Request is one request to a server. The caller writes Body before it calls Do, and reads Body after Do has returned
 // nil. In between only the Sender may use Body.
 type Request[T any] struct {
 	Body T
-	// Latest is the latest instant to which the deadline is postponed while connections are opened; zero: it is not
-	// postponed.
-	Latest time.Time
 
 	state     atomic.Int32
 	unclaimed atomic.Bool   // the reply came after the caller had left
 	signal    chan struct{} // gets one value when the state becomes answered or expired
 
 	// The lock of the queue guards these.
-	began    time.Time // when the wait began
-	end      time.Time // its deadline as given to Do
+	wait     Wait
 	deadline deadline
 	call     *call[T]    // the call that sends it, once that has departed
 	prev     *Request[T] // in the list of requests that wait for a departure

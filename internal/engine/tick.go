@@ -82,7 +82,7 @@ func (q *Queue[T]) giveUpIfOver(r *Request[T], now time.Time) {
 // postpone puts the deadline of a request off if connections were opened since it began to wait, and reports whether it
 // did. The lock is held.
 func (q *Queue[T]) postpone(r *Request[T], now time.Time) bool {
-	at := q.PutOff(r.began, r.end, r.Latest)
+	at := q.PutOff(r.wait)
 	if !at.After(now) {
 		return false
 	}
