@@ -11,10 +11,11 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// memory is the state of a replica's buckets and shards. It outlives the workers that recorded it.
+// memory is the state of a replica's buckets, shards and masters. It outlives the workers that recorded it.
 type memory struct {
 	buckets map[string]*bucket
 	shards  map[lua.Shard]*shard
+	health  map[string]*health // by the master's id
 }
 
 // assign makes one worker for each master, and distributes the buckets and shards over the workers. Buckets and shards
@@ -23,7 +24,7 @@ func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.memory
-	next := memory{map[string]*bucket{}, map[lua.Shard]*shard{}}
+	next := memory{map[string]*bucket{}, map[lua.Shard]*shard{}, map[string]*health{}}
 	remember := func(b *bucket) *bucket {
 		if old := before.buckets[b.key]; old != nil {
 			b.inherit(old)
@@ -35,7 +36,8 @@ func (r *Refiller) assign(masters []master) []*worker {
 	shards := r.assignShards(masters, before, next.shards, now)
 	workers := make([]*worker, len(masters))
 	for i, m := range masters {
-		workers[i] = r.newWorker(m, i, shards[i], remember, now)
+		next.health[m.id] = r.healthOf(m, now)
+		workers[i] = r.newWorker(m, i, shards[i], next.health[m.id], remember, now)
 	}
 	for _, b := range r.buckets {
 		nb, old := r.newBucket(b), before.buckets[b.Key]
@@ -59,11 +61,11 @@ func (r *Refiller) assign(masters []master) []*worker {
 }
 
 // newWorker makes the worker of the i-th master, for shards. Its pulse and its claim keep their state from before.
-func (r *Refiller) newWorker(m master, i int, shards []*shard, remember func(*bucket) *bucket, now time.Time) *worker {
+func (r *Refiller) newWorker(m master, i int, shards []*shard, h *health, remember func(*bucket) *bucket,
+	now time.Time) *worker {
 	w := &worker{
 		r: r, rng: rand.New(rand.NewPCG(r.rng.Uint64(), uint64(i))), leading: r.leading,
-		version: r.version, sizes: newSizes(r.cfg.Batch, r.cfg.Timeout),
-		timer: time.NewTimer(maxIdle),
+		version: r.version, health: h, timer: time.NewTimer(maxIdle),
 	}
 	w.changed = sync.NewCond(&w.mu)
 	w.lastLoop.Store(now.UnixNano())

@@ -17,9 +17,7 @@ func (w *worker) nextBatch(ctx context.Context, now time.Time) call {
 	if len(batch) == 0 {
 		return nil
 	}
-	// For this long after the server has come back, other replicas may still be backing off. One of them may remember a
-	// bucket that we would create.
-	othersCame := !w.silent && (w.back.IsZero() || now.Sub(w.back) >= maxBackoff+connecting*w.r.cfg.Timeout)
+	othersCame := w.othersCame(now)
 	t := w.newTrip(len(batch), w.sizes.perCall())
 	for i, b := range batch {
 		t.calls[i] = b.call(now, othersCame)

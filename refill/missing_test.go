@@ -2,6 +2,7 @@ package refill
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -37,27 +38,52 @@ func TestAStandbyMintsNothingWhileTheLeaderThatRemembersIsSlow(t *testing.T) {
 	})
 }
 
+// A replica that started during an outage remembers no bucket, and the others wait up to a second between two tries.
 func TestALateStarterMintsNothingWhileTheOthersWaitAfterAnOutage(t *testing.T) {
-	simulate(t, func(t *testing.T, r *rig) {
-		a := r.start("a", false, 0, checkout(1000))
-		time.Sleep(time.Second)
-		r.server.take("checkout", 1000)
-		r.server.set(func() { r.server.away = true })
-		time.Sleep(3 * time.Second) // a waits up to a second between two tries
-		for range 20 {              // at any phase of a
-			b := r.start("b", false, 0, checkout(1000))
-			time.Sleep(30 * time.Millisecond)
-			r.server.lose()
-			r.server.set(func() { r.server.away = false })
-			time.Sleep(600 * time.Millisecond)
-			require.LessOrEqual(t, r.server.take("checkout", 5000), int64(300), "only tokens due since the loss are added")
-			time.Sleep(2 * time.Second)
-			r.server.set(func() { r.server.away = true })
-			b.stop()
-			time.Sleep(2100*time.Millisecond + time.Duration(r.rng.IntN(1000))*time.Millisecond)
-		}
-		a.stop()
-	})
+	for name, tc := range map[string]struct {
+		unlisted bool // the masters are unknown during the outage
+		after    time.Duration
+		during   func(t *testing.T, r *rig, late *replica) // the end of the outage
+	}{
+		"nothing else happens":      {false, 30 * time.Millisecond, func(*testing.T, *rig, *replica) {}},
+		"the masters were unknown":  {true, 30 * time.Millisecond, func(*testing.T, *rig, *replica) {}},
+		"its configuration changes": {false, 30 * time.Millisecond, updateLate},
+		"another master takes over": {false, topologyInterval - 150*time.Millisecond, failOver},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				a := r.start("a", false, 1, checkout(1000))
+				time.Sleep(time.Second)
+				r.server.take("checkout", 1000)
+				r.server.set(func() { r.server.away = true })
+				time.Sleep(3 * time.Second)
+				for range 20 { // at any phase of a
+					r.server.set(func() { r.server.unlisted = tc.unlisted })
+					b := r.start("b", false, 1, checkout(1000))
+					time.Sleep(tc.after)
+					tc.during(t, r, b)
+					r.server.lose()
+					r.server.set(func() { r.server.away, r.server.unlisted = false, false })
+					time.Sleep(600 * time.Millisecond)
+					require.LessOrEqual(t, r.server.take("checkout", 5000), int64(300), "only tokens due since the loss are added")
+					time.Sleep(2 * time.Second)
+					r.server.set(func() { r.server.away = true })
+					b.stop()
+					time.Sleep(2100*time.Millisecond + time.Duration(r.rng.IntN(1000))*time.Millisecond)
+				}
+				a.stop()
+			})
+		})
+	}
+}
+
+func updateLate(t *testing.T, _ *rig, late *replica) {
+	require.NoError(t, late.Update([]Bucket{checkout(1000)}, nil, 1))
+	synctest.Wait()
+}
+
+func failOver(_ *testing.T, r *rig, _ *replica) {
+	r.server.set(func() { r.server.master += "." })
 }
 
 func TestANewBucketIsCreatedSoonAfterAnOutage(t *testing.T) {

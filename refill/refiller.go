@@ -58,7 +58,8 @@ type Refiller struct {
 	leading   bool
 	epoch     int64
 	workers   []*worker
-	away      error // why the masters are unknown
+	away      error     // why the masters are unknown
+	listed    time.Time // when they became known, if that failed at first
 	memory    memory
 	past      past
 
@@ -134,6 +135,9 @@ func (r *Refiller) Run(ctx context.Context) error {
 			masters, err = r.topology(ctx)
 			r.mu.Lock()
 			r.away = err
+			if failures > 0 {
+				r.listed = time.Now()
+			}
 			r.mu.Unlock()
 			if err != nil {
 				failures++

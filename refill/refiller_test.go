@@ -165,6 +165,31 @@ func TestServerAwayIsLoggedOnceAndCaughtUp(t *testing.T) {
 	})
 }
 
+func TestAnUpdateDuringAnOutageDoesNotEndIt(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		var log lockedBuffer
+		r.log = &log
+		a := r.start("a", false, 1, checkout(1000))
+		time.Sleep(time.Second)
+		r.server.set(func() { r.server.away = true })
+		time.Sleep(3 * time.Second)
+		before := a.Stats().Errors
+		for range 20 {
+			require.NoError(t, a.Update([]Bucket{checkout(1000)}, nil, 1))
+			require.ErrorIs(t, a.Stats().Away, errAway)
+			synctest.Wait()
+			require.ErrorIs(t, a.Stats().Away, errAway)
+		}
+		require.LessOrEqual(t, a.Stats().Errors-before, int64(1), "the replica backs off")
+		r.server.set(func() { r.server.away = false })
+		time.Sleep(3 * time.Second)
+		require.NoError(t, a.Stats().Away)
+		a.stop()
+		require.Equal(t, 1, strings.Count(log.String(), "refills pause"), log.String())
+		require.Equal(t, 1, strings.Count(log.String(), "refills go on"), log.String())
+	})
+}
+
 // A standby with nothing to announce only reads the pulse.
 func TestAStandbyReportsThatItsServerIsUnavailable(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {

@@ -38,6 +38,9 @@ type server struct {
 	active  map[lua.Shard]map[string]bool
 	losing  bool // takes put no names into the active sets
 	polls   int  // commands on active sets
+
+	master   string // its id
+	unlisted bool   // the masters can't be read
 }
 
 // applied is one refill that wrote.
@@ -354,7 +357,14 @@ func (l *link) sweep(ctx context.Context, keys []string, most int) []lua.SweepRe
 	return results
 }
 
-func (l *link) masters(context.Context) ([]master, error) { return []master{{}}, nil }
+func (l *link) masters(context.Context) ([]master, error) {
+	l.server.mu.Lock()
+	defer l.server.mu.Unlock()
+	if l.server.unlisted {
+		return nil, errAway
+	}
+	return []master{{id: l.server.master}}, nil
+}
 
 func (l *link) set(change func()) {
 	l.mu.Lock()

@@ -110,10 +110,12 @@ func (r *Refiller) Stats() Stats {
 	defer r.mu.Unlock()
 	s := r.stats
 	s.Calls, s.Away = maps.Clone(r.stats.Calls), r.away
-	for _, w := range r.workers {
+	for _, id := range slices.Sorted(maps.Keys(r.memory.health)) {
 		if s.Away == nil {
-			s.Away = w.away
+			s.Away = r.memory.health[id].away
 		}
+	}
+	for _, w := range r.workers {
 		s.Racing = s.Racing || w.racing
 		if t := time.Unix(0, w.lastLoop.Load()); s.LastLoop.IsZero() || t.Before(s.LastLoop) {
 			s.LastLoop = t

@@ -2,13 +2,10 @@ package refill
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // worker refills the buckets of one Redis master. Two goroutines make its calls. The mutex guards its state; neither
@@ -18,7 +15,6 @@ type worker struct {
 	rng      *rand.Rand
 	lastLoop atomic.Int64 // when it last checked for a due call, Unix ns
 	racing   bool         // it refills instead of a silent leader; guarded by Refiller.mu
-	away     error        // why the server failed the last call; guarded by Refiller.mu
 
 	mu       sync.Mutex
 	changed  *sync.Cond  // a reply was applied, or the worker is over
@@ -27,7 +23,6 @@ type worker struct {
 	announce queue       // a standby's buckets for which the server may not have our terms; they are not in buckets
 	pulse    *pulse      // nil in race mode
 	sets     *activeSets
-	sizes    *sizes
 	version  int64 // of this replica's configuration
 	latest   int64 // the latest version that the server reported for a bucket
 	leading  bool
@@ -36,13 +31,7 @@ type worker struct {
 	over     bool    // no call will ever be made again
 	turns    turns   // of the active sets and the buckets
 	ended    []*trip // trips to reuse
-
-	failures int           // calls in a row that the server failed
-	trip     time.Duration // the shortest round trip to the server; 0 before the first one
-	refused  bool          // refills were among the failed calls
-	rest     time.Time     // no call is sent before this time, after a failed call
-	silent   bool          // no refill was answered since the last failed call
-	back     time.Time     // when the server answered refills again; zero if no call has ever failed
+	*health          // of the master
 }
 
 const (
@@ -166,94 +155,4 @@ func (w *worker) next(ctx context.Context, now time.Time) call {
 		return w.listen(ctx)
 	}
 	return w.turns.next(ctx, now, w.sets.next, w.nextBatch)
-}
-
-// connecting is the factor by which the time of a call may exceed the configured timeout.
-const connecting = 4
-
-// tripsOfCall is the number of round trips for which a call has time. It may have to open a connection, read a
-// Cluster's slots and load a script. With less time, calls to a server far away would always time out.
-const tripsOfCall = 10
-
-// timeout returns the time for the next call. The time of the round trips is added to the configured timeout. The sum
-// doubles after each failed call, since the round trip may take longer now.
-func (w *worker) timeout() time.Duration {
-	most := connecting * w.r.cfg.Timeout
-	if w.failures >= connecting {
-		return most
-	}
-	return min(most, (w.r.cfg.Timeout+tripsOfCall*w.trip)<<w.failures)
-}
-
-// measure remembers the shortest time of a call that the server answered.
-func (w *worker) measure(took time.Duration) {
-	if w.trip == 0 || took < w.trip {
-		w.trip = took
-	}
-}
-
-// failed records a failed call and starts a back-off.
-func (w *worker) failed(ctx context.Context, err error) {
-	w.failures++
-	w.silent = true
-	if ctx.Err() == nil {
-		w.r.setAway(w, err)
-	}
-	if w.failures == 1 && ctx.Err() == nil {
-		w.r.log.Warn(pauseMessage(err), "error", err)
-	}
-	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))
-}
-
-// pauseMessage returns the log message for the error of a failed call. A server that answers with an error, such as
-// READONLY, OOM or NOAUTH, has another cause than a server that doesn't answer. So there are two messages.
-func pauseMessage(err error) string {
-	var reply redis.Error
-	if errors.As(err, &reply) {
-		return "redis refuses calls: refills pause"
-	}
-	return "redis does not answer: refills pause"
-}
-
-// refillsFailed records a failed call that was to refill n buckets.
-func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
-	w.sizes.failed(n)
-	w.refused = true
-	w.failed(ctx, err)
-}
-
-// refilled applies a round trip of refills that the server answered. Only a refill that wrote proves that the server
-// accepts refills. A server that is read-only or has no memory still reports that a bucket is unknown.
-func (w *worker) refilled(t *trip) {
-	w.measure(t.replied.Sub(t.sent))
-	w.sizes.answered(t.results)
-	if w.silent {
-		w.silent = false
-		w.back = time.Now()
-	}
-	for i := range t.results {
-		if t.results[i].Err == nil && t.results[i].Status.Wrote() {
-			w.recovered()
-			return
-		}
-	}
-	w.answered()
-}
-
-// answered records that the server answered a read. If refills were refused, that doesn't end their outage, because a
-// server without memory still answers reads.
-func (w *worker) answered() {
-	if !w.refused {
-		w.recovered()
-	}
-}
-
-// recovered records that the server accepts refills.
-func (w *worker) recovered() {
-	w.refused = false
-	if w.failures > 0 {
-		w.r.log.Info("redis takes calls again: refills go on", "failed-calls", w.failures)
-		w.r.setAway(w, nil)
-	}
-	w.failures = 0
 }
