@@ -1,3 +1,5 @@
+// Package robustness_test runs whole systems of Redis, etcd, replicas and consumers under faults, and checks that
+// refiller keeps its promises. README.md explains how to run it.
 package robustness_test
 
 import (
