@@ -255,7 +255,7 @@ type part struct {
 }
 
 // split groups demands by the call that they can share. A bucket of a lazy template shares its call with no other
-// bucket.
+// bucket, and has no request ids.
 func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 	type place struct {
 		node *node
@@ -268,6 +268,9 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 		d.began, d.Leave = time.Time{}, d.leave(d.N) // the time must be read again, since other calls come first
 		here := place{d.node, c.nodes.callGroup(d.Key)}
 		_, isLazy := d.kind.(*lazy)
+		if isLazy && p.cfg.request != "" {
+			return nil, d.kind.open(d.task, 0)
+		}
 		sole := at[here]
 		if sole == nil || isLazy {
 			sole = &part{}
@@ -288,7 +291,8 @@ func (c *Client) split(p budget, demands []*demand) (parts []*part, err error) {
 func (p *part) take() {
 	t := *p.demands[0].task
 	t.kind = nil // takeAll handles unknown buckets
-	if err := t.attempt(t.cfg.request != "", p.ask); err != nil {
+	again, call := p.call()
+	if err := t.attempt(again, call); err != nil {
 		p.degrade(err)
 		return
 	}
@@ -297,17 +301,29 @@ func (p *part) take() {
 	}
 }
 
-// ask makes the call once.
-func (p *part) ask() error {
+// call returns the function that makes the call, and whether it is idempotent.
+func (p *part) call() (again bool, call func() error) {
 	first := p.demands[0]
 	if _, isLazy := first.kind.(*lazy); isLazy {
-		err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, allKeys: true})
-		if err == nil {
-			first.answer = first.got
-			p.ok = first.got.reply.OK || first.got.info.shadowed()
-		}
-		return err
+		return false, p.askLazy
 	}
+	return first.cfg.request != "", p.ask
+}
+
+// askLazy makes the call for a lazy bucket once.
+func (p *part) askLazy() error {
+	first := p.demands[0]
+	err := first.takes(&ask{run: policy.Run{N: first.N, Count: 1, Leave: first.Leave}, allKeys: true})
+	if err == nil {
+		first.answer = first.got
+		p.ok = first.got.reply.OK || first.got.info.shadowed()
+	}
+	return err
+}
+
+// ask makes the call for other buckets once.
+func (p *part) ask() error {
+	first := p.demands[0]
 	if err := p.open(); err != nil {
 		return err
 	}

@@ -168,6 +168,10 @@ func TestAFullBucketOfALazyTemplateAndWhatItCannotDoLeaveNothing(t *testing.T) {
 		_, err := c.Take(ctx, "lazy:1", 1, fetch.WithRequestID("a"))
 		require.ErrorIs(t, err, fetch.ErrLazyBucket)
 		require.ErrorContains(t, err, `bucket "lazy:1" is of the template "lazy:"`)
+		for _, all := range [][]fetch.Request{{{Key: "lazy:1", N: 1}}, {{Key: "lazy:1", N: 1}, {Key: "lazy:2", N: 1}}} {
+			_, err = c.TakeAll(ctx, all, fetch.WithRequestID("a"))
+			require.ErrorIs(t, err, fetch.ErrLazyBucket)
+		}
 		_, err = c.Reserve(ctx, "lazy:1", 1, time.Minute)
 		require.ErrorIs(t, err, fetch.ErrLazyBucket)
 		_, err = c.Settle(ctx, "lazy:1", "a", 1)
