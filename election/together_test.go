@@ -108,6 +108,7 @@ func (p *path) plan(op string) call {
 // process is one replica. It combines an elector and a refiller as internal/replica does.
 type process struct {
 	name        string
+	refiller    *refill.Refiller
 	version     int64 // of its configuration
 	etcd, redis *path
 	began       time.Time
@@ -210,6 +211,7 @@ func (s *simulation) start(version int64) *process {
 	if err != nil {
 		panic(err)
 	}
+	p.refiller = refiller
 	store := s.etcd.connect(name)
 	store.setPlan(func(op string) call {
 		s.asks(p, op)
@@ -284,6 +286,15 @@ func (s *simulation) configured(version int64) (buckets []refill.Bucket, templat
 		panic(err)
 	}
 	return buckets, templates
+}
+
+// update gives a process a version of the configuration while it runs.
+func (s *simulation) update(p *process, version int64) {
+	buckets, templates := s.configured(version)
+	p.version = version
+	if err := p.refiller.Update(buckets, templates, version); err != nil {
+		panic(err)
+	}
 }
 
 // crash ends a process. From now on no request of it reaches a server.
@@ -397,8 +408,12 @@ func (s *simulation) strike(ctx context.Context, d *dice) {
 		s.processes[i] = s.start(s.version.Load())
 	case 12, 13: // a later configuration, in one process after the other
 		s.version.Store(1)
-		s.crash(s.processes[i])
-		s.processes[i] = s.start(1)
+		if d.float() < 0.5 {
+			s.update(s.processes[i], 1)
+		} else {
+			s.crash(s.processes[i])
+			s.processes[i] = s.start(1)
+		}
 		if d.float() < 0.3 {
 			s.revoke()
 		}
@@ -453,7 +468,7 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 		timing.Sleep(ctx.Done(), d.upTo(8*interval))
 		r.change(restore)
 	case 2:
-		s.loseAll(ctx, i)
+		s.loseAll(ctx, i, d)
 	case 3:
 		jump := d.upTo(10 * time.Second)
 		r.change(func() { r.step(jump) })
@@ -477,8 +492,9 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	}
 }
 
-// loseAll deletes all buckets in Redis just before a new process starts, which does not know that they existed.
-func (s *simulation) loseAll(ctx context.Context, i int) {
+// loseAll deletes all buckets in Redis just before a new process starts, which does not know that they existed. This may
+// happen during an outage, and the new process may get its configuration again before the outage ends.
+func (s *simulation) loseAll(ctx context.Context, i int, d *dice) {
 	timing.Sleep(ctx.Done(), settling)
 	mixed := slices.ContainsFunc(s.processes, func(p *process) bool { return p.version != s.version.Load() })
 	if s.elected && s.leader() == nil || mixed { // a process with an older file remembers a bucket, but must not create it
@@ -487,9 +503,22 @@ func (s *simulation) loseAll(ctx context.Context, i int) {
 	for s.elected && s.processes[i] == s.leader() {
 		i = (i + 1) % len(s.processes)
 	}
+	outage := d.float() < 0.5
+	if outage {
+		s.redis.change(func() { s.redis.away = true })
+		timing.Sleep(ctx.Done(), d.upTo(12*interval))
+	}
 	s.crash(s.processes[i])
 	s.redis.change(s.redis.lose)
 	s.processes[i] = s.start(s.version.Load())
+	if outage {
+		timing.Sleep(ctx.Done(), d.upTo(3*interval))
+		if d.float() < 0.5 {
+			s.update(s.processes[i], s.version.Load())
+		}
+		s.redis.change(func() { s.redis.away = false })
+		timing.Sleep(ctx.Done(), settling) // the other processes may still back off
+	}
 	timing.Sleep(ctx.Done(), 5*interval)
 }
 

@@ -39,7 +39,7 @@ type activeSets struct {
 
 // newActiveSets makes the activeSets of a worker.
 func newActiveSets(w *worker, on master, shards []*shard, claim *bucket) *activeSets {
-	a := &activeSets{w: w, on: on, claim: claim, shards: shards}
+	a := &activeSets{w: w, on: on, claim: claim, shards: shards, held: true} // the shards may have members
 	cluster := on.slots != nil
 	for _, s := range shards {
 		s.bySlot = cluster

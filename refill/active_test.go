@@ -635,3 +635,47 @@ func TestABucketThatIsConfiguredLeavesItsTemplate(t *testing.T) {
 		a.stop()
 	})
 }
+
+// A standby that raced gets a new configuration just after a leader has begun.
+func TestAStandbyHoldsNoActiveSetsAfterAnUpdate(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.Rate{Tokens: 1, Per: time.Minute})
+		b, l := r.startWith("b", true, 1, set), r.startWith("l", true, 1, set)
+		resign := b.lead()
+		for _, key := range userKeys(20) {
+			require.True(t, r.server.takeTemplate(set.Of(key), key, 50).OK)
+		}
+		time.Sleep(5 * time.Second)
+		resign()
+		time.Sleep(5 * time.Second)
+		require.True(t, b.Stats().Racing && l.Stats().Racing)
+		racer := b
+		if l.Stats().Templates[0].Active > 0 {
+			racer = l
+		}
+		require.EqualValues(t, 20, racer.Stats().Templates[0].Active)
+		leader := r.startWith("leader", true, 1, set)
+		time.Sleep(time.Second)
+		resign = leader.lead()
+		beats := func() (yes bool) {
+			r.server.set(func() {
+				list := r.server.applied["refiller:pulse"]
+				yes = list[len(list)-1].by == "leader"
+			})
+			return yes
+		}
+		for !beats() {
+			time.Sleep(time.Millisecond)
+		}
+		require.NoError(t, racer.Update(nil, set, 1))
+		time.Sleep(time.Minute)
+		require.False(t, racer.Stats().Racing)
+		require.EqualValues(t, 20, leader.Stats().Templates[0].Active)
+		require.Zero(t, racer.Stats().Templates[0].Active, "only the leader refills the buckets")
+		require.Zero(t, racer.Stats().Templates[0].Shards)
+		resign()
+		leader.stop()
+		l.stop()
+		b.stop()
+	})
+}

@@ -15,16 +15,19 @@ import (
 type memory struct {
 	buckets map[string]*bucket
 	shards  map[lua.Shard]*shard
+	masters []master
 	health  map[string]*health // by the master's id
 }
 
 // assign makes one worker for each master, and distributes the buckets and shards over the workers. Buckets and shards
-// that existed before keep their state. The state of removed buckets and shards is dropped.
+// that existed before keep their state. The state of removed buckets is kept for some time (past), because one that comes
+// back is no new one. The state of removed shards is dropped.
 func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	before := r.memory
-	next := memory{map[string]*bucket{}, map[lua.Shard]*shard{}, map[string]*health{}}
+	now := time.Now() // one time for all, so that buckets of a slot are due together
+	next := memory{map[string]*bucket{}, map[lua.Shard]*shard{}, masters, r.healths(masters, now)}
 	remember := func(b *bucket) *bucket {
 		if old := before.buckets[b.key]; old != nil {
 			b.inherit(old)
@@ -32,11 +35,15 @@ func (r *Refiller) assign(masters []master) []*worker {
 		next.buckets[b.key] = b
 		return b
 	}
-	now := time.Now() // one time for all, so that buckets of a slot are due together
+	for key := range r.past.keys {
+		if b := before.buckets[key]; b != nil {
+			b.missing = time.Time{}
+			next.buckets[key] = b
+		}
+	}
 	shards := r.assignShards(masters, before, next.shards, now)
 	workers := make([]*worker, len(masters))
 	for i, m := range masters {
-		next.health[m.id] = r.healthOf(m, now)
 		workers[i] = r.newWorker(m, i, shards[i], next.health[m.id], remember, now)
 	}
 	for _, b := range r.buckets {
@@ -55,6 +62,9 @@ func (r *Refiller) assign(masters []master) []*worker {
 	for _, w := range workers { // before r.workers is set, because then a term may begin at any time
 		w.buckets.order()
 		w.announce.order()
+		if due, _ := w.due(); due.IsZero() { // no call can show that the outage has ended
+			w.failures, w.away = 0, nil
+		}
 	}
 	r.memory, r.workers = next, workers
 	return workers

@@ -153,9 +153,7 @@ func (b *bucket) call(now time.Time, othersCame bool) lua.RefillCall {
 		c.Create = policy.CreateNever
 		return lua.RefillCall{Key: b.key, Call: c}
 	}
-	// A bucket is created two intervals after it was found missing. In that time, a replica that remembers the bucket
-	// restores it.
-	if othersCame && !b.missing.IsZero() && now.Sub(b.missing) >= 2*b.interval {
+	if othersCame && !b.missing.IsZero() && now.Sub(b.missing) >= createAfter(b.interval) {
 		c.Create = policy.CreateInitial
 	}
 	if b.steps != nil && b.seen {
@@ -181,7 +179,7 @@ func (b *bucket) apply(o policy.Outcome, replied time.Time, took time.Duration, 
 		if b.missing.IsZero() {
 			b.missing = replied
 		}
-		b.due = b.missing.Add(2*b.interval + jitter(b.interval, rng))
+		b.due = b.missing.Add(createAfter(b.interval) + jitter(b.interval, rng))
 		if b.due.Before(replied) {
 			b.due = replied.Add(b.interval)
 		}

@@ -3,6 +3,7 @@ package refill
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -22,22 +23,39 @@ type health struct {
 	away     error // why the server failed the last call; guarded by Refiller.mu
 }
 
-// healthOf returns the health of a master. A master without a worker before may have replaced a failed one, so it has
-// answered again as late as any other. The lock of the Refiller is held, and no worker runs.
-func (r *Refiller) healthOf(m master, now time.Time) *health {
-	if h := r.memory.health[m.id]; h != nil {
-		return h
+// healths returns the health of each master, by id. If the list of masters has changed, each of them may have the slots
+// of a failed one. So each counts as back only since the last one came back, and a new master begins with the failures
+// of one that it may have replaced. The lock of the Refiller is held, and no worker runs.
+func (r *Refiller) healths(masters []master, now time.Time) map[string]*health {
+	before := r.memory.health
+	if before != nil && slices.EqualFunc(masters, r.memory.masters, master.equal) {
+		return before
 	}
-	back := r.listed
-	for _, other := range r.memory.health {
+	back, replaced := r.listed, health{}
+	for id, h := range before {
 		switch {
-		case other.silent:
+		case h.silent:
 			back = now
-		case other.back.After(back):
-			back = other.back
+		case h.back.After(back):
+			back = h.back
+		}
+		listed := slices.ContainsFunc(masters, func(m master) bool { return m.id == id })
+		if h.silent && !listed {
+			replaced = health{failures: h.failures, refused: h.refused, silent: true, away: h.away}
 		}
 	}
-	return &health{back: back, sizes: newSizes(r.cfg.Batch, r.cfg.Timeout)}
+	all := make(map[string]*health, len(masters))
+	for _, m := range masters {
+		h := before[m.id]
+		if h == nil {
+			h = new(health)
+			*h = replaced
+			h.sizes = newSizes(r.cfg.Batch, r.cfg.Timeout)
+		}
+		h.back = back
+		all[m.id] = h
+	}
+	return all
 }
 
 // othersCame reports whether the server has been available for so long that the other replicas have called it since. A
@@ -63,6 +81,16 @@ func (w *worker) timeout() time.Duration {
 	return min(most, (w.r.cfg.Timeout+tripsOfCall*w.trip)<<w.failures)
 }
 
+// lastWait returns the time that the calls under way have when the worker stops.
+func (w *worker) lastWait() time.Duration {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.trip == 0 {
+		return w.timeout()
+	}
+	return connecting*w.trip + maxBackoff/2
+}
+
 // measure remembers the shortest time of a call that the server answered.
 func (w *worker) measure(took time.Duration) {
 	if w.trip == 0 || took < w.trip {
@@ -70,14 +98,16 @@ func (w *worker) measure(took time.Duration) {
 	}
 }
 
-// failed records a failed call and starts a back-off.
+// failed records a failed call and starts a back-off. A call that the replica has ended itself is not a failure of the
+// server, but it is not an answer either.
 func (w *worker) failed(ctx context.Context, err error) {
-	w.failures++
 	w.silent = true
-	if ctx.Err() == nil {
-		w.r.setAway(w, err)
+	if ctx.Err() != nil {
+		return
 	}
-	if w.failures == 1 && ctx.Err() == nil {
+	w.failures++
+	w.r.setAway(w, err)
+	if w.failures == 1 {
 		w.r.log.Warn(pauseMessage(err), "error", err)
 	}
 	w.rest = time.Now().Add(backoff(w.failures, maxBackoff, w.rng))

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/internal/testing/oracle"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // lose empties the server.
@@ -38,7 +39,7 @@ func TestAStandbyMintsNothingWhileTheLeaderThatRemembersIsSlow(t *testing.T) {
 	})
 }
 
-// A replica that started during an outage remembers no bucket, and the others wait up to a second between two tries.
+// A replica that started during an outage remembers no bucket, and the others wait between two tries.
 func TestALateStarterMintsNothingWhileTheOthersWaitAfterAnOutage(t *testing.T) {
 	for name, tc := range map[string]struct {
 		unlisted bool // the masters are unknown during the outage
@@ -46,6 +47,7 @@ func TestALateStarterMintsNothingWhileTheOthersWaitAfterAnOutage(t *testing.T) {
 		during   func(t *testing.T, r *rig, late *replica) // the end of the outage
 	}{
 		"nothing else happens":      {false, 30 * time.Millisecond, func(*testing.T, *rig, *replica) {}},
+		"it starts at the end":      {false, 0, func(*testing.T, *rig, *replica) {}},
 		"the masters were unknown":  {true, 30 * time.Millisecond, func(*testing.T, *rig, *replica) {}},
 		"its configuration changes": {false, 30 * time.Millisecond, updateLate},
 		"another master takes over": {false, topologyInterval - 150*time.Millisecond, failOver},
@@ -84,6 +86,30 @@ func updateLate(t *testing.T, _ *rig, late *replica) {
 
 func failOver(_ *testing.T, r *rig, _ *replica) {
 	r.server.set(func() { r.server.master += "." })
+}
+
+// A file without the bucket comes and goes while Redis is away, which loses the bucket. Every replica remembered the
+// bucket when the outage began, and none was restarted.
+func TestABucketThatWasRemovedForAMomentIsNotMinted(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		slow, other := checkout(1000), checkout(1000)
+		slow.Policy.Rate = policy.PerSecond(10)
+		other.Key = "other"
+		a := r.start("a", false, 1, slow, other)
+		time.Sleep(time.Second)
+		require.EqualValues(t, 1000, r.server.take("checkout", 1000))
+		r.server.set(func() { r.server.away = true })
+		time.Sleep(3 * time.Second)
+		require.NoError(t, a.Update([]Bucket{other}, nil, 2))
+		time.Sleep(time.Second)
+		require.NoError(t, a.Update([]Bucket{slow, other}, nil, 3))
+		time.Sleep(time.Second)
+		r.server.lose()
+		r.server.set(func() { r.server.away = false })
+		time.Sleep(5 * time.Second)
+		require.LessOrEqual(t, r.server.take("checkout", 5000), int64(5*10), "only tokens due since the loss are added")
+		a.stop()
+	})
 }
 
 func TestANewBucketIsCreatedSoonAfterAnOutage(t *testing.T) {

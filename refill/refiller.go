@@ -70,6 +70,10 @@ type Refiller struct {
 // ErrRunning is returned when Run is called on a Refiller that runs.
 var ErrRunning = errors.New("refill: already running")
 
+// errNoMasters is the error of a Cluster in which no master has slots, as after all of its nodes have lost their
+// configuration.
+var errNoMasters = errors.New("refill: no master of the cluster has slots")
+
 // New checks the configuration and returns a Refiller. It makes no call to Redis.
 func New(cfg Config) (*Refiller, error) {
 	cfg.setDefaults()
@@ -189,10 +193,15 @@ func (r *Refiller) work(ctx context.Context, masters []master) []master {
 	}
 }
 
+// topology reads the list of the masters. It is never empty.
 func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 	ctx, cancel := context.WithTimeout(ctx, connecting*r.cfg.Timeout)
 	defer cancel()
-	return r.store.masters(ctx)
+	masters, err := r.store.masters(ctx)
+	if err == nil && len(masters) == 0 {
+		err = errNoMasters
+	}
+	return masters, err
 }
 
 // Update puts other buckets, other templates and a later version of the configuration in force. Each bucket changes

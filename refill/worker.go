@@ -6,6 +6,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/tokenrefill/refiller/internal/timing"
 )
 
 // worker refills the buckets of one Redis master. Two goroutines make its calls. The mutex guards its state; neither
@@ -50,13 +52,26 @@ const (
 // with the mutex held.
 type call func() (apply func())
 
-// run makes calls until ctx ends or stop is closed, and returns after it has applied the replies to all of them.
+// run makes calls until ctx ends or stop is closed, and returns after it has applied the replies to all of them. Calls
+// that hang are ended soon after stop is closed, because the workers of other masters wait for the new ones.
 func (w *worker) run(ctx context.Context, stop <-chan struct{}) {
-	var callers sync.WaitGroup
+	ctx, end := context.WithCancel(ctx)
+	var callers, ender sync.WaitGroup
+	ended := make(chan struct{})
+	ender.Go(func() {
+		defer end()
+		select {
+		case <-ended:
+		case <-stop:
+			timing.Sleep(ended, w.lastWait())
+		}
+	})
 	for range maxUnderWay {
 		callers.Go(func() { w.makeCalls(ctx, stop) })
 	}
 	callers.Wait()
+	close(ended)
+	ender.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.over = true

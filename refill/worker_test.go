@@ -126,7 +126,7 @@ func TestRemovedBucketsAreForgotten(t *testing.T) {
 		require.NoError(t, a.Update([]Bucket{bucket(last), pooled("pool-20")}, set(last), last))
 		time.Sleep(time.Second)
 		a.Refiller.mu.Lock()
-		require.Len(t, a.memory.buckets, 4, "the memory has the bucket, the pool's bucket, the pulse and the claim")
+		require.Len(t, a.memory.buckets, 6, "two buckets, the two of the file before, the pulse and the claim")
 		require.Len(t, a.memory.shards, 32, "the memory has the shards of the template and of the one before")
 		require.Len(t, a.past.prefixes, 1)
 		require.Len(t, a.past.keys, 2)
