@@ -492,8 +492,8 @@ func (s *simulation) strikeRedis(ctx context.Context, i, what int, d *dice, last
 	}
 }
 
-// loseAll deletes all buckets in Redis just before a new process starts, which does not know that they existed. This may
-// happen during an outage, and the new process may get its configuration again before the outage ends.
+// loseAll deletes all buckets in Redis just before a new process starts, which does not know that they existed. There
+// may be an outage at that time. The new process may get its configuration again before the outage ends.
 func (s *simulation) loseAll(ctx context.Context, i int, d *dice) {
 	timing.Sleep(ctx.Done(), settling)
 	mixed := slices.ContainsFunc(s.processes, func(p *process) bool { return p.version != s.version.Load() })

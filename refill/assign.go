@@ -20,8 +20,8 @@ type memory struct {
 }
 
 // assign makes one worker for each master, and distributes the buckets and shards over the workers. Buckets and shards
-// that existed before keep their state. The state of removed buckets is kept for some time (past), because one that comes
-// back is no new one. The state of removed shards is dropped.
+// that existed before keep their state. The state of removed buckets is kept for some time (past), because a bucket
+// that comes back is not new. The state of removed shards is dropped.
 func (r *Refiller) assign(masters []master) []*worker {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -42,12 +42,11 @@ func (c *simCluster) owner(key string) string { return c.list[ownerOf(c.list, lu
 
 // bucket returns a bucket of 1000 tokens on a master.
 func (c *simCluster) bucket(id string) Bucket {
-	for n := 0; ; n++ {
-		b := checkout(1000)
-		if b.Key = fmt.Sprintf("checkout%d", n); c.owner(b.Key) == id {
-			return b
-		}
+	b := checkout(1000)
+	for n := 0; c.owner(b.Key) != id; n++ {
+		b.Key = fmt.Sprintf("checkout%d", n)
 	}
+	return b
 }
 
 // sharded is a replica's connection to a simulated Cluster.
@@ -135,8 +134,8 @@ func TestAListOfNoMastersDoesNotEndTheReplica(t *testing.T) {
 	})
 }
 
-// The same with real servers: all masters have lost their data and their Cluster, as after a restart without nodes.conf.
-// Until go-redis reads its slots again, the masters that it knows list none with slots.
+// The same with real servers: all masters have lost their data and their Cluster, as after a restart without
+// nodes.conf. Until go-redis reads its slots again, the masters that it knows list none with slots.
 func TestServersThatForgotTheirClusterDoNotEndTheReplica(t *testing.T) {
 	t.Parallel()
 	cluster := testenv.Cluster(t)

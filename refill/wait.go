@@ -29,15 +29,15 @@ func nextCall(o policy.Outcome, interval time.Duration, rng *rand.Rand) time.Dur
 // Bounds of the delay after a failure.
 const (
 	minBackoff = 20 * time.Millisecond
-	// maxBackoff is for a server. It is short, because after an outage a replica that remembers a bucket has to call before
-	// another replica creates the bucket (createAfter).
+	// maxBackoff is for a server. It is short, because after an outage a replica that remembers a bucket has to call
+	// before another replica creates the bucket (createAfter).
 	maxBackoff = 100 * time.Millisecond
 	// maxBucketBackoff is for a bucket that fails because of itself. Only an operator can repair it.
 	maxBucketBackoff = 5 * time.Second
 )
 
-// createAfter returns how long a bucket is missing before a replica that doesn't remember it creates it. In that time, a
-// replica that remembers the bucket restores it.
+// createAfter returns how long a bucket is missing before a replica that doesn't remember it creates it. In that time,
+// a replica that remembers the bucket restores it.
 func createAfter(interval time.Duration) time.Duration { return 2 * max(interval, maxBackoff) }
 
 // backoff returns the delay after n failures in a row, n ≥ 1. It doubles with each failure, from minBackoff up to most.

@@ -43,8 +43,7 @@ const (
 	// behindAfter is a divisor of the refill interval. If a call has been due for that part of the interval, the worker is
 	// behind.
 	behindAfter = 20
-	// maxIdle bounds the time between two checks for a due call. Otherwise a worker that hangs would look like one that
-	// waits.
+	// maxIdle bounds the time between two checks for a due call. It shows that a worker waits and does not hang.
 	maxIdle = time.Second
 )
 
