@@ -245,6 +245,7 @@ func (a *Agent) Run(ctx context.Context) error {
 				a.poll(ctx, news)
 			}
 		case <-timer.C:
+			a.pushTerms() // a later configuration may have given the pool to the refiller
 			a.poll(ctx, false)
 		}
 		timer.Reset(a.next().Sub(a.now()))

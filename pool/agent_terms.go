@@ -63,17 +63,14 @@ func (a *Agent) void(ctx context.Context, calls []lua.RefillCall) (changed bool,
 	return changed, failed
 }
 
-// pushTerms sends the newest terms to this replica's refiller.
+// pushTerms sends the newest terms to this replica's refiller, which ignores those that it has.
 func (a *Agent) pushTerms() {
 	if a.refiller == nil {
 		return
 	}
 	for name, b := range a.known {
-		if !b.offered {
-			continue
-		}
-		if err := a.refiller.SetTerms(name, b.terms); err != nil {
-			a.log.Debug("pool is not refilled here", "pool", name, "error", err)
+		if b.offered {
+			_ = a.refiller.SetTerms(name, b.terms) // it fails if this replica doesn't refill the pool
 		}
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
@@ -164,4 +165,26 @@ func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, want, got.Count, prefix)
 	}
+}
+
+// The files of the regions change one after the other. The region whose file comes last gets its first terms before its
+// replica refills the pool.
+func TestARegionWhoseFileComesLateGetsItsBucket(t *testing.T) {
+	t.Parallel()
+	etcd, eu, us := testenv.Etcd(t, 1), testenv.Redis(t), testenv.Redis(t)
+	none := "pools: []\n"
+	both := onePool("1000/s", 3000, "eu: {}, us: {}")
+	a := running(t, poolConfig(t, "eu", eu, etcd, 1, "race", none), replica.Options{Identity: "a"})
+	b := running(t, poolConfig(t, "us", us, etcd, 1, "race", none), replica.Options{Identity: "b"})
+	require.NoError(t, a.Reload(poolConfig(t, "eu", eu, etcd, 2, "race", both), "test"))
+	eventually(t, "us has terms before it has the file", func() bool { return share(t, b).Rate > 0 })
+	require.NoError(t, b.Reload(poolConfig(t, "us", us, etcd, 2, "race", both), "test"))
+
+	client, err := fetch.New(us.Client())
+	require.NoError(t, err)
+	defer func() { require.NoError(t, client.Close(t.Context())) }()
+	eventually(t, "the late region has tokens", func() bool {
+		r, err := client.Take(t.Context(), "payments", 1)
+		return err == nil && r.OK
+	})
 }

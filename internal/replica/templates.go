@@ -43,8 +43,9 @@ func (r *Replica) publish(ctx context.Context, lastMessage string) string {
 	calling, cancel := context.WithTimeout(ctx, publishTimeout)
 	defer cancel()
 	answer, err := lua.PublishTemplates(calling, r.rdb, set)
-	if err == nil && answer.OK && lastMessage != published {
-		// A replica that starts with the later file has no earlier templates, so it reads them.
+	if err == nil && answer.OK && (lastMessage != published || answer.Before != set.Version()) {
+		// A replica that starts with the later file has no earlier templates, so it reads them. A running one may not have
+		// had the file before this one.
 		var earlier *policy.Templates
 		earlier, err = lua.EarlierTemplates(calling, r.rdb)
 		r.refiller.RecordTemplates(earlier)

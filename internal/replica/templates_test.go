@@ -198,3 +198,34 @@ func TestNewReplicasRefillBucketsOfFormerPrefixes(t *testing.T) {
 		})
 	}
 }
+
+// Two files come directly after each other. One replica reads both, and the other one only the second.
+func TestAReplicaThatMissedAFileRefillsTheBucketsOfItsPrefixes(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	file := func(version int64, prefix string) config.Config {
+		return parse(t, server.URL(), version, oneBucket+fmt.Sprintf(
+			"templates: [{prefix: %q, capacity: 1000, rate: 100/s, interval: 50ms}]\n", prefix))
+	}
+	a := running(t, file(1, "user:"), replica.Options{})
+	b, stop := stoppable(t, file(1, "user:"), replica.Options{})
+	published := func(version int64) func() bool {
+		return func() bool {
+			set, _, err := lua.ReadTemplates(ctx, rdb, "")
+			return err == nil && set != nil && set.Version() == version
+		}
+	}
+	eventually(t, "the first file is published", published(1))
+	require.NoError(t, b.Reload(file(2, "vip:"), "test"))
+	eventually(t, "the second file is published", published(2))
+	c, err := fetch.New(rdb, fetch.WithRescue(false), fetch.WithTimeout(5*time.Second))
+	require.NoError(t, err)
+	r, err := c.Take(ctx, "vip:1", 1000)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.NoError(t, c.Close(ctx))
+	require.NoError(t, a.Reload(file(3, "vi"), "test"))
+	stop() // otherwise the test would pass if b, which knows the second file, got the claim
+	eventually(t, "the bucket is full after 10 s", func() bool { return peek(t, rdb, "vip:1").Tokens == 1000 })
+}

@@ -29,6 +29,7 @@ type Shares struct {
 type shareTrend struct {
 	slots   *ring[SharePoint]
 	minutes *ring[average]
+	last    time.Time // when the share was last known
 }
 
 // average has the sum of several readings of a share, as parts of the pool's rate, and their number.
@@ -37,24 +38,24 @@ type average struct {
 	readings int
 }
 
-// Add records the states of the shares of all pools. It removes the history of pools that aren't among them.
+// Add records the states of the shares of all pools. It removes the history of pools that were not among them for an
+// hour. An outage of Redis or etcd, during which no share is known, removes nothing.
 func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.pools == nil {
 		s.pools = map[string]*shareTrend{}
 	}
-	maps.DeleteFunc(s.pools, func(pool string, _ *shareTrend) bool {
-		_, stays := shares[pool]
-		return !stays
-	})
+	maps.DeleteFunc(s.pools, func(_ string, t *shareTrend) bool { return at.Sub(t.last) > Minutes*time.Minute })
 	for pool, point := range shares {
 		if s.pools[pool] == nil && len(s.pools) == MaxShares {
 			continue
 		}
 		if s.pools[pool] == nil {
-			s.pools[pool] = &shareTrend{newRing[SharePoint](TrendSlot, TrendSlots), newRing[average](time.Minute, Minutes)}
+			s.pools[pool] = &shareTrend{slots: newRing[SharePoint](TrendSlot, TrendSlots),
+				minutes: newRing[average](time.Minute, Minutes)}
 		}
+		s.pools[pool].last = at
 		point.Known = true
 		*s.pools[pool].slots.at(at) = point
 		minute := s.pools[pool].minutes.at(at)

@@ -24,17 +24,18 @@ func TestSharesHaveAQuarterOfAnHourOfExistingPools(t *testing.T) {
 	require.Equal(t, stats.SharePoint{Known: true, Floor: 0.1}, trend[last])
 	require.Equal(t, half, trend[last-3], "the last point of a slot stays")
 	require.Equal(t, stats.SharePoint{}, trend[last-1])
-	require.Nil(t, shares.Trend("mail", start), "a pool that left the configuration has no trend")
+	require.Equal(t, half, shares.Trend("mail", start.Add(30*time.Second))[last-3], "a share may be unknown for a while")
 	require.Equal(t, stats.SharePoint{}, shares.Trend("payments", start.Add(time.Hour))[0], "older points are forgotten")
 
 	many := map[string]stats.SharePoint{}
 	for i := range 1000 {
 		many[fmt.Sprint(i)] = half
 	}
-	shares.Add(start, many)
+	shares.Add(start.Add(2*time.Hour), many)
+	require.Nil(t, shares.Trend("mail", start.Add(2*time.Hour)), "a pool that left the configuration has no trend")
 	known := 0
 	for pool := range many {
-		if shares.Trend(pool, start) != nil {
+		if shares.Trend(pool, start.Add(2*time.Hour)) != nil {
 			known++
 		}
 	}
