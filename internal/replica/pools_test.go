@@ -171,7 +171,8 @@ func TestPoolsMeetInARegistryOfTheirOwn(t *testing.T) {
 // replica refills the pool.
 func TestARegionWhoseFileComesLateGetsItsBucket(t *testing.T) {
 	t.Parallel()
-	etcd, eu, us := testenv.Etcd(t, 1), testenv.Redis(t), testenv.Redis(t)
+	etcd := testenv.Etcd(t, 1)
+	eu, us := testenv.Redis(t), testenv.Redis(t)
 	none := "pools: []\n"
 	both := onePool("1000/s", 3000, "eu: {}, us: {}")
 	a := running(t, poolConfig(t, "eu", eu, etcd, 1, "race", none), replica.Options{Identity: "a"})
