@@ -157,7 +157,8 @@ func rateKind() fields.Kind {
 
 // weightsKind returns the kind of a mapping from beginnings of flows' names to weights.
 func weightsKind() fields.Kind {
-	want := fmt.Sprintf("up to %d weights from 1 to %d by what names of flows begin with, such as {\"gold/\": 5}",
+	want := fmt.Sprintf(
+		"up to %d weights from 1 to %d; each key is the beginning of names of flows, such as {\"gold/\": 5}",
 		policy.MaxFlowWeights, policy.MaxFlowWeight)
 	read := func(n *yaml.Node) (any, string) {
 		weights := map[string]int64{}

@@ -63,6 +63,8 @@ var packages = map[string]string{
 	"context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "time": "time",
 	"redis": "github.com/redis/go-redis/v9",
 	"fetch": "github.com/tokenrefill/refiller/fetch", "policy": "github.com/tokenrefill/refiller/policy",
+	"lazy":      "github.com/tokenrefill/refiller/limit/lazy",
+	"httplimit": "github.com/tokenrefill/refiller/middleware/httplimit",
 }
 
 // checkGo checks a program with go vet. It makes a program of a block that has only statements. These may use a

@@ -42,7 +42,8 @@ const (
 
 // Options are the options of a connection to etcd, as fields of a configuration. They print without secrets.
 type Options struct {
-	// Addresses of members of etcd. Either all of them use TLS, or none.
+	// Addresses of members of etcd. They are required in mode etcd, and with pools unless the file has a pool_registry.
+	// Either all of them use TLS, or none.
 	Endpoints []string `yaml:"endpoints" is:"endpoint" env:"ENDPOINTS"`
 	// User to log in as. It needs a password.
 	Username string `yaml:"username" is:"user" env:"USERNAME"`
