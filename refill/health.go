@@ -125,8 +125,10 @@ func pauseMessage(err error) string {
 
 // refillsFailed records a failed call that was to refill n buckets.
 func (w *worker) refillsFailed(ctx context.Context, n int, err error) {
-	w.sizes.failed(n)
-	w.refused = true
+	if ctx.Err() == nil {
+		w.sizes.failed(n)
+		w.refused = true
+	}
 	w.failed(ctx, err)
 }
 
