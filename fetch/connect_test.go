@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"runtime"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +16,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/testing/faultproxy"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // A server is not considered unavailable because connections to it open slowly.
@@ -70,6 +73,86 @@ func TestALoneCallerIsNotHeldByASlowProviderOfCredentials(t *testing.T) {
 		require.ErrorIs(t, err, ErrUnavailable)
 	}
 	require.Less(t, time.Since(began), 3*DefaultTimeout+noise)
+}
+
+// dialler opens connections, unless it must not.
+type dialler struct {
+	refuse  atomic.Bool
+	hang    atomic.Bool
+	release chan struct{} // ends the dials that hang
+}
+
+func newDialler(t *testing.T) *dialler {
+	d := &dialler{release: make(chan struct{})}
+	t.Cleanup(func() { close(d.release) })
+	return d
+}
+
+func (d *dialler) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	if d.refuse.Load() {
+		return nil, syscall.ECONNREFUSED
+	}
+	if d.hang.Load() { // as if the first packet was lost
+		<-d.release
+		return nil, syscall.ETIMEDOUT
+	}
+	return new(net.Dialer).DialContext(ctx, network, addr)
+}
+
+// lone returns a server, and a client of it with a bucket whose connections d opens.
+func (d *dialler) lone(t *testing.T) (*testenv.RedisServer, *Client) {
+	server := testenv.Redis(t)
+	createBucket(t, server.Client(), "checkout", hourly(1000))
+	require.NoError(t, lua.Load(t.Context(), server.Client()))
+	o := server.ClientOptions()
+	o.Dialer = d.dial
+	rdb := redis.NewClient(o)
+	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
+	return server, newClient(t, rdb, slow())
+}
+
+func TestALoneCallerNeedsNoSecondConnection(t *testing.T) {
+	t.Parallel()
+	for name, prevent := range map[string]func(*testing.T, *testenv.RedisServer, *dialler){
+		"too many clients": func(t *testing.T, server *testenv.RedisServer, _ *dialler) {
+			require.NoError(t, server.Client().ConfigSet(t.Context(), "maxclients", "1").Err())
+		},
+		"refused": func(_ *testing.T, _ *testenv.RedisServer, d *dialler) { d.refuse.Store(true) },
+		"silent":  func(_ *testing.T, _ *testenv.RedisServer, d *dialler) { d.hang.Store(true) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			d := newDialler(t)
+			server, c := d.lone(t)
+			require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
+			prevent(t, server, d)
+			for range 100 {
+				require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
+			}
+			require.NoError(t, c.Ready(t.Context()))
+			require.Zero(t, c.Stats().BreakerOpened)
+		})
+	}
+}
+
+// A server closes connections that are idle. If it accepts no other connection, the remaining one is used.
+func TestALoneCallerNeedsNoLostConnection(t *testing.T) {
+	t.Parallel()
+	if runtime.GOOS != "linux" {
+		t.Skip("elsewhere a call has to find out that its connection was closed")
+	}
+	d := newDialler(t)
+	server, c := d.lone(t)
+	own := c.nodes.single.sockets[0] // of lone calls
+	opens := func() bool { return granted(c.Take(t.Context(), "checkout", 1)) == nil && own.Alive() }
+	eventually(t, opens, "the second connection is opened")
+	d.refuse.Store(true)
+	id := c.nodes.express.ClientID(t.Context()).Val()
+	require.NoError(t, server.Client().Do(t.Context(), "client", "kill", "id", id).Err())
+	eventually(t, func() bool { return !own.Alive() }, "the second connection is closed")
+	require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
+	d.refuse.Store(false)
+	eventually(t, opens, "the second connection is opened again")
 }
 
 func ringOfTwo(t *testing.T, slowAddr, fastAddr string) (rdb *redis.Ring, slow, fast string) {

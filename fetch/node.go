@@ -21,6 +21,7 @@ type node struct {
 	lost                    error  // why no server has the key; nil if this one does
 	addr                    string // names the server to users; empty if the Redis client chooses the server
 	queue                   *engine.Queue[ask]
+	sockets                 []*engine.Sockets // make its connections; none if the Redis client makes them
 	breaker                 *engine.Breaker
 	takeLoaded, takesLoaded atomic.Bool // the server has loaded these scripts, as far as is known
 	flowsLoaded             atomic.Bool
@@ -61,9 +62,10 @@ type nodes struct {
 	single   *node                // of all keys, or of those whose server in a Cluster isn't known yet; nil for a Ring
 	cluster  *redis.ClusterClient // made by the Client
 	ring     *redis.Ring
-	own      []io.Closer // go-redis clients that the Client closes
-	slots    []mark      // for each slot, whether it was moving a moment ago; a single one if there are no slots
-	byClient sync.Map    // *redis.Client → *node: a Cluster's masters and replicas, a Ring's shards
+	own      []io.Closer   // go-redis clients that the Client closes
+	express  *redis.Client // of own, the one for lone calls; nil if there is none
+	slots    []mark        // for each slot, whether it was moving a moment ago; a single one if there are no slots
+	byClient sync.Map      // *redis.Client → *node: a Cluster's masters and replicas, a Ring's shards
 }
 
 // newNodes makes the nodes of a Redis client. Of a client of one server or of a Cluster it uses only the options. Calls
@@ -116,9 +118,9 @@ func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func()
 	return s
 }
 
-// eachSocket calls do for all Sockets of the server. There are none if the connections are the Redis client's.
+// eachSocket calls do for all Sockets of the server.
 func (s *node) eachSocket(do func(*engine.Sockets)) {
-	for _, of := range s.queue.Sockets {
+	for _, of := range s.sockets {
 		do(of)
 	}
 }
@@ -128,23 +130,28 @@ func (s *node) eachSocket(do func(*engine.Sockets)) {
 func (ns *nodes) newSingle(rdb *redis.Client) *node {
 	most := ns.most(rdb.Options().PoolSize, rdb.Options().MaxActiveConns)
 	s := &node{addr: rdb.Options().Addr}
-	var all []*engine.Sockets
 	open := func(conns int) (*redis.Client, *engine.Sockets) {
 		sockets := &engine.Sockets{}
 		own := redis.NewClient(ownOptions(*rdb.Options(), conns, sockets))
 		ns.own = append(ns.own, own)
-		all = append(all, sockets)
+		s.sockets = append(s.sockets, sockets)
 		return own, sockets
 	}
 	var express *engine.Express[ask]
 	if most > 1 && !foreign(rdb.Options()) {
 		most--
 		own, sockets := open(1)
-		express = &engine.Express[ask]{Send: ns.c.sender(s, own), Interrupt: sockets.Drop}
+		ns.express = own
+		express = &engine.Express[ask]{
+			Send:      ns.c.sender(s, own),
+			Interrupt: sockets.Drop,
+			Alive:     sockets.Alive,
+			Open:      func(ctx context.Context) error { return own.Ping(ctx).Err() },
+		}
 	}
 	own, sockets := open(most)
 	ns.add(s, own, most, sockets.Dialing, express)
-	s.queue.Sockets = all
+	s.queue.Sockets = sockets
 	return s
 }
 
@@ -307,8 +314,9 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		sockets := &engine.Sockets{}
 		client := newClient(ownOptions(*o, most, sockets))
-		s := ns.add(&node{addr: o.Addr}, ns.cluster, most, sockets.Dialing, nil)
-		s.queue.Sockets = []*engine.Sockets{sockets}
+		s := &node{addr: o.Addr, sockets: []*engine.Sockets{sockets}}
+		ns.add(s, ns.cluster, most, sockets.Dialing, nil)
+		s.queue.Sockets = sockets
 		ns.forgetClosed()
 		ns.byClient.Store(client, s)
 		return client

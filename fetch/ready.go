@@ -45,12 +45,16 @@ func (c *Client) Ready(ctx context.Context) error {
 	return nil
 }
 
-// connect opens a connection of each go-redis client that the Client made. measure opens the connections of the others.
+// connect opens a connection of each go-redis client that the Client made, except for the one for lone calls, which can
+// do without. measure opens the connections of the others.
 func (ns *nodes) connect(ctx context.Context) error {
 	var pings errgroup.Group
 	for _, own := range ns.own {
 		switch own := own.(type) {
 		case *redis.Client:
+			if own == ns.express {
+				continue
+			}
 			pings.Go(func() error { return unlessRefused(own.Ping(ctx).Err()) })
 		case *redis.ClusterClient:
 			pings.Go(func() error {

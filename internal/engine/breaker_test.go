@@ -393,6 +393,7 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 				return err
 			},
 			Interrupt: func() { cut <- struct{}{} },
+			Alive:     func() bool { return true },
 		})
 		refused := 0
 		for i := range 200 { // every other call needs 30 ms, but its caller has only 12 ms
@@ -432,6 +433,7 @@ func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 				return err
 			},
 			Interrupt: func() { cut <- struct{}{} },
+			Alive:     func() bool { return true },
 		})
 		for _, connects = range []bool{false, true} {
 			_, err := ask(context.Background(), q, 1, 0)

@@ -25,7 +25,7 @@ func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			bubble(t, 40*ms, 8, nil, func(t *testing.T, _ *server, q *Queue[int]) {
 				sockets := &Sockets{}
-				q.Sockets = []*Sockets{sockets}
+				q.Sockets = sockets
 				send := q.send
 				dial := sockets.Dialer(func(ctx context.Context, _, _ string) (net.Conn, error) {
 					if err := sleep(ctx, tc.dial, true); err != nil {
@@ -65,7 +65,7 @@ func TestARequestWhoseDeadlineWasPutOffIsReused(t *testing.T) {
 		batch[0].Answer()
 		return nil
 	}, 1, nil, nil)
-	q.Sockets = []*Sockets{sockets}
+	q.Sockets = sockets
 	r := q.Request()
 	for range 3 {
 		began := time.Now()

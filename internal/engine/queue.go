@@ -46,8 +46,9 @@ type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
 
 // Queue sends requests to a server. Its methods are safe for concurrent use.
 type Queue[T any] struct {
-	// Sockets make the connections that calls use. The field is set before the first request.
-	Sockets []*Sockets
+	// Sockets make the connections that calls use, except for the one of Express; nil: others make them. The field is set
+	// before the first request.
+	Sockets *Sockets
 
 	send     Sender[T]
 	most     int         // calls under way at once, at most
@@ -69,6 +70,8 @@ type Queue[T any] struct {
 	at       time.Time     // when the timer fires; zero: it is not set
 	stalled  time.Duration // for how long this process did not run while callers waited, in total
 	probing  bool
+	opening  bool      // the connection for lone calls is being opened
+	opens    time.Time // before this instant it isn't opened again
 	closed   bool
 	quit     chan struct{} // closed by Close
 	drained  chan struct{} // closed once quit is, and no request waits or is under way
@@ -117,7 +120,7 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], w Wait) error {
 	q.due = earlier(q.due, w.Deadline)
 	c := q.depart(w.Began)
 	q.arm(w.Began)
-	if c != nil && len(c.batch) == 1 && len(q.calls) == 1 && q.short() {
+	if c != nil && len(c.batch) == 1 && len(q.calls) == 1 && q.short(w.Began) {
 		c.inline = true
 		q.mu.Unlock()
 		q.workAlone(ctx, r, c)
@@ -128,12 +131,6 @@ func (q *Queue[T]) Do(ctx context.Context, r *Request[T], w Wait) error {
 	}
 	q.mu.Unlock()
 	return q.wait(ctx, r)
-}
-
-// short reports whether the caller of a lone request makes its call itself. It does if round trips are short and, as
-// far as is known, no connection has to be opened first. The lock is held.
-func (q *Queue[T]) short() bool {
-	return q.express != nil && !q.failed && q.rtt > 0 && q.rtt < shortRTT
 }
 
 // wait waits until a request is answered or given up.
@@ -254,14 +251,12 @@ func (q *Queue[T]) RoundTrip() time.Duration { return time.Duration(q.trip.Load(
 // PutOff returns the deadline of a wait. If connections were opened since the wait began, it counts from the time when
 // the last one was opened, but the deadline is never later than w.Latest.
 func (q *Queue[T]) PutOff(w Wait) time.Time {
-	if w.Latest.IsZero() {
+	if w.Latest.IsZero() || q.Sockets == nil {
 		return w.Deadline
 	}
 	end := w.Deadline
-	for _, s := range q.Sockets {
-		if at := s.opened().Add(w.Deadline.Sub(w.Began)); at.After(end) {
-			end = at
-		}
+	if at := q.Sockets.opened().Add(w.Deadline.Sub(w.Began)); at.After(end) {
+		end = at
 	}
 	if end.After(w.Latest) && w.Latest.After(w.Deadline) {
 		return w.Latest
@@ -285,7 +280,7 @@ func (q *Queue[T]) remove(r *Request[T]) {
 
 // settle ends a closed queue when it is empty. The lock is held.
 func (q *Queue[T]) settle() {
-	if !q.closed || q.waiters > 0 || len(q.calls) > 0 || q.probing {
+	if !q.closed || q.waiters > 0 || len(q.calls) > 0 || q.probing || q.opening {
 		return
 	}
 	select {

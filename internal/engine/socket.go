@@ -43,7 +43,7 @@ func (s *Sockets) Dialer(dial Dial) Dial {
 			inner, _ = net.Pipe()                        // nothing reads or writes the other end
 			err = fmt.Errorf("engine: connect: %w", err) // go-redis unwraps it once
 		}
-		conn := &socket{Conn: inner, of: s, failed: err}
+		conn := &socket{Conn: inner, of: s, failed: err, raw: rawOf(inner)}
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if s.conns == nil {
@@ -69,6 +69,19 @@ func (s *Sockets) opened() time.Time {
 	return time.Time{}
 }
 
+// Alive reports whether there is a connection that the next call may use. That call does not check it again.
+func (s *Sockets) Alive() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for c := range s.conns {
+		if c.failed == nil && !c.retired.Load() && !hungUp(c.raw) {
+			c.checked.Store(true)
+			return true
+		}
+	}
+	return false
+}
+
 // Distrust retires the connections that exist: no further call uses them. Calls under way still get their answers.
 func (s *Sockets) Distrust() {
 	s.mu.Lock()
@@ -92,9 +105,33 @@ func (s *Sockets) Drop() {
 type socket struct {
 	net.Conn
 	of       *Sockets
-	failed   error     // why there is no connection; nil: there is one
-	deadline time.Time // of reads
+	failed   error           // why there is no connection; nil: there is one
+	raw      syscall.RawConn // nil: Conn hides it
+	deadline time.Time       // of reads
 	retired  atomic.Bool
+	checked  atomic.Bool // Alive has found it alive, and it was not used since
+}
+
+// mostLayers is the largest number of connections below one another, as TCP is below TLS.
+const mostLayers = 8
+
+// rawOf returns the system's connection below conn, nil if there is none or conn hides it.
+func rawOf(conn net.Conn) syscall.RawConn {
+	for range mostLayers {
+		if system, ok := conn.(syscall.Conn); ok {
+			raw, err := system.SyscallConn()
+			if err != nil {
+				return nil
+			}
+			return raw
+		}
+		upper, ok := conn.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		conn = upper.NetConn()
+	}
+	return nil
 }
 
 // SyscallConn implements syscall.Conn, through which go-redis checks that an idle connection is alive.
@@ -102,8 +139,8 @@ func (c *socket) SyscallConn() (syscall.RawConn, error) {
 	if c.retired.Load() {
 		return nil, net.ErrClosed
 	}
-	if raw, ok := c.Conn.(syscall.Conn); ok {
-		return raw.SyscallConn()
+	if _, direct := c.Conn.(syscall.Conn); direct && c.raw != nil && !c.checked.Swap(false) {
+		return c.raw, nil
 	}
 	return opaque{}, nil
 }
