@@ -82,3 +82,15 @@ func TestUndoGivesNothingOfABlockBackToALaterEra(t *testing.T) {
 		require.LessOrEqual(t, inBucket(b), left)
 	})
 }
+
+// The same if the block began anew meanwhile, in the same era as the bucket, and gave further tokens.
+func TestUndoKeepsBackTokensOfABlockThatBeganAnew(t *testing.T) {
+	earlier := Result{OK: true, Taken: 3, Era: 1, Source: Source{Kind: SourceLeased}}
+	later := Result{OK: true, Taken: 2, Era: 2, Source: Source{Kind: SourceLeased}}
+	shared := Result{OK: true, Taken: 4, Era: 2}
+	r := shared.with(later.with(earlier))
+	require.EqualValues(t, 9, r.Taken)
+	require.EqualValues(t, 3, r.lacked, "tokens of the earlier era")
+	r = Result{OK: true, Taken: 4, Era: 3}.with(later.with(earlier))
+	require.EqualValues(t, 5, r.lacked, "tokens of both earlier eras")
+}

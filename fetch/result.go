@@ -68,6 +68,8 @@ func (r Result) with(leased Result) Result {
 		return leased
 	case leased.Era != r.Era || r.Source.Kind == SourceFallback:
 		r.lacked += leased.Taken
+	default:
+		r.lacked += leased.lacked
 	}
 	r.Taken += leased.Taken
 	return r
