@@ -142,9 +142,9 @@ type demand struct {
 // they were read just now. It returns an error if the templates can't be read.
 func (c *Client) unknown(demands []*demand) (found bool, err error) {
 	for _, d := range demands {
-		found, err = c.templates.unknown(d.task)
-		if found || err != nil {
-			return found, err
+		k, err := c.templates.unknown(d.task)
+		if k != nil || err != nil {
+			return k != nil, err
 		}
 	}
 	return false, nil
@@ -327,12 +327,13 @@ func (p *part) ask() error {
 	if err := p.open(); err != nil {
 		return err
 	}
-	by := &undoable{task: first.task, undo: p.undo}
-	for _, d := range p.demands {
+	demands := p.named()
+	by := &undoable{task: first.task, undo: p.undo(demands)}
+	for _, d := range demands {
 		by.cost += d.N // at most MaxAll·policy.MaxTokens, which fits
 	}
 	asked := time.Now()
-	ok, replies, err := p.send(by)
+	ok, replies, err := first.cfg.takeAll(first.ctx, by, demands)
 	if err != nil {
 		return err
 	}
@@ -344,17 +345,23 @@ func (p *part) ask() error {
 	return nil
 }
 
-// send makes the script call.
-func (p *part) send(by lua.Client) (ok bool, replies []lua.TakeReply, err error) {
+// named returns the demands of the script call, with the flows for which they are made.
+func (p *part) named() []lua.Demand {
 	demands := make([]lua.Demand, len(p.demands))
 	for i, d := range p.demands {
 		demands[i] = d.Demand
 		demands[i].Flow = d.namedFlow()
 	}
-	if t := p.demands[0].task; t.cfg.request != "" {
-		return lua.TakeAllOnce(t.ctx, by, t.cfg.request, t.cfg.memory, demands)
+	return demands
+}
+
+// takeAll makes the script call of a part.
+func (cfg *callConfig) takeAll(ctx context.Context, by lua.Client, demands []lua.Demand) (ok bool,
+	replies []lua.TakeReply, err error) {
+	if cfg.request != "" {
+		return lua.TakeAllOnce(ctx, by, cfg.request, cfg.memory, demands)
 	}
-	return lua.TakeAll(p.demands[0].ctx, by, demands)
+	return lua.TakeAll(ctx, by, demands)
 }
 
 // open creates the buckets of refilled templates that don't exist, in one round trip.
@@ -370,21 +377,28 @@ func (p *part) open() error {
 	return errors.Join(errs...)
 }
 
-// undo returns the tokens of a part after its caller left. Takes with a request id stay charged.
-func (p *part) undo(ctx context.Context, by lua.Client, cmd redis.Cmder) {
-	_, replies, err := p.send(replayed{cmd})
-	if err != nil {
-		return
+// undo returns the function that returns the tokens of a part after its caller left. Takes with a request id stay
+// charged. The function uses copies, because the caller's goroutine may use the tasks at the same time.
+func (p *part) undo(demands []lua.Demand) func(context.Context, lua.Client, redis.Cmder) {
+	c, cfg := p.demands[0].c, p.demands[0].cfg
+	kinds := make([]kind, len(demands))
+	for i, d := range p.demands {
+		kinds[i] = d.kind
 	}
-	for i, r := range replies {
-		switch d := p.demands[i]; {
-		case d.cfg.request != "":
-			d.c.reopen(d.kind, d.key, &r)
-		case r.Taken > 0:
-			i := d.c.buckets.find(d.key).known.Load()
-			back := backOf(&r, i, d.flow)
-			back.Era = r.Version.Era
-			d.c.giveBackBy(ctx, by, d.kind, d.key, back)
+	return func(ctx context.Context, by lua.Client, cmd redis.Cmder) {
+		_, replies, err := cfg.takeAll(ctx, replayed{cmd}, demands)
+		if err != nil {
+			return
+		}
+		for i, r := range replies {
+			switch key := demands[i].Key; {
+			case cfg.request != "":
+				c.reopen(kinds[i], key, &r)
+			case r.Taken > 0:
+				back := backOf(&r, c.buckets.find(key).known.Load(), demands[i].Flow.Name)
+				back.Era = r.Version.Era
+				c.giveBackBy(ctx, by, kinds[i], key, back)
+			}
 		}
 	}
 }

@@ -161,14 +161,18 @@ type onReturn struct {
 
 func (o *onReturn) observe(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
-		ours := func(arg any) bool {
-			s, ok := arg.(*string)
-			return ok && *s == o.key
-		} // keys are sent by pointer
-		if slices.ContainsFunc(cmd.Args(), ours) && o.script.Add(1) == 2 {
+		if namesKey(cmd, o.key) && o.script.Add(1) == 2 {
 			o.do()
 		}
 	}
+}
+
+// namesKey reports whether a command is a script call for a bucket. Its keys are sent by pointer.
+func namesKey(cmd redis.Cmder, key string) bool {
+	return slices.ContainsFunc(cmd.Args(), func(arg any) bool {
+		s, ok := arg.(*string)
+		return ok && *s == key
+	})
 }
 
 func (o *onReturn) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -253,6 +257,41 @@ func TestARefundGoesToTheEraOfTheTakeOnly(t *testing.T) {
 	require.False(t, r.OK)
 	require.Zero(t, tokens(t, f.direct, "checkout"), "the new bucket gets no tokens of the old one")
 	require.EqualValues(t, 30, c.Stats().Lost)
+}
+
+// pausedReply is a hook that delays the replies to script calls for a key.
+type pausedReply struct {
+	key  string
+	late time.Duration
+}
+
+func (l *pausedReply) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (l *pausedReply) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		err := next(ctx, cmd)
+		if namesKey(cmd, l.key) {
+			time.Sleep(l.late)
+		}
+		return err
+	}
+}
+func (l *pausedReply) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The race detector reports it if a late reply is undone with values that the caller's goroutine changes, because
+// another bucket is unknown. A channel in place of the pause would order both.
+func TestALateReplyIsUndoneBesideAnUnknownBucket(t *testing.T) {
+	t.Parallel()
+	f := newFaulty(t, nil)
+	require.NoError(t, lua.Load(t.Context(), f.direct))
+	c := newClient(t, twoPhases(t, f, &pausedReply{"checkout", 45 * time.Millisecond}))
+	for range 3 {
+		_, err := c.TakeAll(t.Context(), []Request{{Key: "checkout", N: 1}, {Key: "unknown", N: 1}},
+			WithTimeout(30*time.Millisecond))
+		require.Error(t, err)
+	}
+	eventually(t, func() bool { return tokens(t, f.direct, "checkout") == 100 }, "all tokens come back")
 }
 
 func TestCloseDuringATakeAllLosesNothing(t *testing.T) {

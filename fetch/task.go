@@ -152,7 +152,8 @@ func (t *task) attempt(again bool, call func() error) error {
 	if errors.Is(err, lua.ErrUnknownBucket) {
 		if found, readErr := t.c.templates.unknown(t); readErr != nil {
 			err = readErr
-		} else if found {
+		} else if found != nil {
+			t.kind = found
 			err = t.unsplit(call)
 		}
 	}
@@ -280,9 +281,12 @@ func (c *Client) reopen(k kind, key string, reply *lua.TakeReply) {
 	c.life.spawn(func() {
 		t := c.begin(c.internalBudget(context.Background()), key)
 		found, _ := c.templates.unknown(t)
-		if !found && t.kind == (configured{}) { // the templates were read a moment ago, perhaps just before the publication
+		if found == nil && t.kind == (configured{}) { // they were read a moment ago, perhaps just before the publication
 			timing.Sleep(c.life.quit, templatesAgain)
-			_, _ = c.templates.unknown(t)
+			found, _ = c.templates.unknown(t)
+		}
+		if found != nil {
+			t.kind = found
 		}
 		_ = t.kind.open(t, 0)
 	})

@@ -99,11 +99,12 @@ func (ts *templates) of(t *task) kind {
 	return ts.kind(t.key)
 }
 
-// unknown is called if the server does not know the bucket of a task. It reports whether the bucket is of a template
-// that was published since the last reading. It returns an error if the templates can't be read.
-func (ts *templates) unknown(t *task) (found bool, err error) {
+// unknown is called if the server does not know the bucket of a task. If the bucket is of a template that was published
+// since the last reading, it returns the kind of the bucket, and nil otherwise. It returns an error if the templates
+// can't be read.
+func (ts *templates) unknown(t *task) (found kind, err error) {
 	if t.kind != (configured{}) || ts.fixed {
-		return false, nil
+		return nil, nil
 	}
 	ts.mu.Lock()
 	fresh, err := time.Since(ts.ended) < templatesAgain && causeOf(ts.err).reach <= unfit, ts.err
@@ -112,10 +113,13 @@ func (ts *templates) unknown(t *task) (found bool, err error) {
 		err = ts.refresh(t, 1)
 	}
 	if err != nil {
-		return false, fmt.Errorf("templates: %w", err)
+		return nil, fmt.Errorf("templates: %w", err)
 	}
-	t.kind = ts.kind(t.key)
-	return t.kind != (configured{}), nil
+	found = ts.kind(t.key)
+	if found == (configured{}) {
+		found = nil
+	}
+	return found, nil
 }
 
 // observePolicy is called with the policy of a template's bucket. If the version of that policy is later than that of
