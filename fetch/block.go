@@ -16,6 +16,9 @@ import (
 const (
 	// leaseRetry is the pause after a call about a block that was not answered.
 	leaseRetry = 50 * time.Millisecond
+	// leaseFinal is the longest time of each call that gives a block back at Close. A call whose reply was lost is then
+	// repeated in time.
+	leaseFinal = engine.Grace / 4
 	// leaseRest is the shortest pause after the bucket replied that it doesn't have the block.
 	leaseRest = time.Second
 )
@@ -161,7 +164,7 @@ func (b *block) step(now time.Duration) (next time.Duration, over bool) {
 		}
 	}
 	if b.call != nil && now >= b.retry {
-		if reply, ok := b.send(); ok {
+		if reply, ok := b.send(b.ls.c.internalBudget(context.Background())); ok {
 			b.show(reply)
 		}
 	}
@@ -212,10 +215,11 @@ func (b *block) prepare(now time.Duration, back, want int64) {
 }
 
 // send makes the call and applies its reply. If there is no reply, the call is sent again later. The bucket executes it
-// only once.
-func (b *block) send() (reply lua.LeaseReply, ok bool) {
+// only once. No caller waits for it, so the callers' timeout doesn't apply. If that is shorter than the call, each
+// reply would be lost, and with it the tokens that the bucket granted.
+func (b *block) send(p budget) (reply lua.LeaseReply, ok bool) {
 	c, call := b.ls.c, *b.call
-	t := c.begin(budgetOf(context.Background(), &c.config.callConfig), b.key)
+	t := c.begin(p, b.key)
 	err := t.attempt(false, func() (err error) {
 		if call.Want > 0 { // a template's bucket that was full has to be refilled after this call
 			if err := t.kind.open(t, call.TTL); err != nil {
@@ -321,7 +325,9 @@ func (b *block) giveUp() {
 		if b.call == nil {
 			b.prepare(now, b.left.Load(), 0)
 		}
-		if _, ok := b.send(); !ok && b.id != "" {
+		p := b.ls.c.internalBudget(context.Background())
+		p.deadline = p.within(leaseFinal)
+		if _, ok := b.send(p); !ok && b.id != "" {
 			time.Sleep(leaseRetry)
 		}
 	}

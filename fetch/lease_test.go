@@ -444,6 +444,36 @@ func TestABlockIsNotUsedAfterItsExpiry(t *testing.T) {
 	})
 }
 
+// slowLeases is a fake that answers calls about blocks late.
+type slowLeases struct {
+	*fake
+	late time.Duration
+}
+
+// Process implements lua.Client.
+func (s *slowLeases) Process(ctx context.Context, cmd redis.Cmder) error {
+	before := s.called("lease")
+	err := s.fake.Process(ctx, cmd)
+	if s.called("lease") > before && err == nil {
+		err = pause(ctx, s.late)
+	}
+	if err != nil {
+		cmd.SetErr(err)
+	}
+	return err
+}
+
+// A call about a block may need several round trips, and no caller waits for it.
+func TestACallAboutABlockMayTakeLongerThanATake(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &slowLeases{newFake(map[string]policy.Policy{"checkout": hourly(100_000)}), 40 * time.Millisecond}
+		c := newClient(t, b, WithLease(1000, 500*time.Millisecond), WithTimeout(30*time.Millisecond))
+		takeEvery(t, c, 1, time.Millisecond, 5*time.Second)
+		require.Positive(t, c.Stats().Leased)
+		require.Zero(t, c.Stats().Lost)
+	})
+}
+
 func TestABlockEndsWithItsLostBucket(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
