@@ -20,7 +20,9 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 }
 
 // Undo gives back the tokens of r, the result of a take or a Wait, to the era of the bucket from which they came
-// (Result.Era). If that era is over, they are dropped. The flow that paid for them gets its right back (WithFlow).
+// (Result.Era). If that era is over, they are dropped. In the first ten seconds of a new era, tokens that were taken
+// from it may be dropped, too, because Result.Era may be the earlier era. The flow that paid for the tokens gets its
+// right back (WithFlow).
 // Tokens that no bucket gave do not go back: those that a degraded mode granted (SourceFallback), and those that a
 // bucket in shadow mode lacked. For a denial Undo does nothing. It is not for a Reservation, which Settle ends. The
 // errors are those of Return. Call Undo only once for a Result, and only once for a request id: after the Undo, the

@@ -3,12 +3,15 @@ package fetch
 import (
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/internal/testing/oracle"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
 
@@ -102,6 +105,82 @@ func TestUndoOfAWaitGivesBackWhatTheBucketGave(t *testing.T) {
 	taken.Era = era
 	require.NoError(t, c.Undo(t.Context(), "b", taken))
 	require.EqualValues(t, 30, tokens(t, f.direct, "b"))
+}
+
+// A take that doesn't read the era has the last one that the Client read, at most ten seconds before. So for that time
+// Undo drops tokens of an era that just began. It never gives tokens to another era than theirs.
+func TestUndoDropsTokensOfAnEraThatJustBegan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
+		c := newClient(t, b, slow())
+		first, err := c.Take(t.Context(), "checkout", 1)
+		require.NoError(t, err)
+		b.with("checkout", func(bucket *oracle.Bucket) { bucket.Control.Era++ })
+		undo := func(era, returned int64) {
+			t.Helper()
+			r, err := c.Take(t.Context(), "checkout", 10)
+			require.NoError(t, err)
+			require.Equal(t, era, r.Era)
+			before := inBucket(b)
+			require.NoError(t, c.Undo(t.Context(), "checkout", r))
+			require.Equal(t, returned, inBucket(b)-before)
+		}
+		undo(first.Era, 0)
+		time.Sleep(policyMaxAge - time.Millisecond)
+		undo(first.Era, 0)
+		require.EqualValues(t, 20, c.Stats().Clamped)
+		time.Sleep(time.Millisecond)
+		undo(first.Era+1, 10)
+		require.EqualValues(t, 20, c.Stats().Clamped)
+	})
+}
+
+// A take asks for the instants of a stepped bucket after it got its tokens. Meanwhile the Client may read that the
+// bucket has begun a new era. The tokens are still of the earlier one.
+func TestAResultHasTheEraOfItsTokensAfterAskingForASchedule(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newFake(map[string]policy.Policy{"checkout": hourly(1000)})
+		control := b.buckets["checkout"].Control
+		control.Terms.Kind = policy.Stepped
+		control.Step, control.Next = control.Last, control.Last+time.Hour.Microseconds()
+		c := newClient(t, b, slow())
+		era := control.Era
+		b.fail(func(script string) fault {
+			if script == "peek" {
+				control.Era++
+				c.buckets.update("checkout", func(i *info) { i.era++ })
+			}
+			return none
+		})
+		r, err := c.Take(t.Context(), "checkout", 10)
+		require.NoError(t, err)
+		require.Greater(t, control.Era, era)
+		require.Equal(t, era, r.Era)
+		require.Positive(t, r.MoreAfter)
+		require.NoError(t, c.Undo(t.Context(), "checkout", r))
+		require.EqualValues(t, 990, inBucket(b))
+	})
+}
+
+// A configured bucket without a policy has an unknown era. A refilled template's bucket always has an era, so tokens of
+// an unknown one are from a bucket of another kind.
+func TestUndoOfAnUnknownEraGivesNothingToATemplatesBucket(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	set, err := policy.NewTemplates(1, []policy.Template{{Prefix: "user:", Policy: hourly(10)}}, nil)
+	require.NoError(t, err)
+	_, err = lua.PublishTemplates(t.Context(), rdb, set)
+	require.NoError(t, err)
+	createBucket(t, rdb, "checkout", hourly(10))
+	c := newClient(t, rdb, slow())
+	for key, left := range map[string]int64{"checkout": 10, "user:1": 5} {
+		r, err := c.Take(t.Context(), key, 5)
+		require.NoError(t, err)
+		r.Era = 0
+		require.NoError(t, c.Undo(t.Context(), key, r))
+		require.Equal(t, left, tokens(t, rdb, key), key)
+	}
+	require.EqualValues(t, 5, c.Stats().Clamped)
 }
 
 // If one question serves several waiters, each gets its own Result, as if they had been served one by one.

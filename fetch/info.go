@@ -236,10 +236,10 @@ func wait(d time.Duration) time.Duration {
 
 func micros(us int64) time.Duration { return time.Duration(us) * time.Microsecond }
 
-// askSchedule asks for the instants of a stepped bucket. It is called about once a step. Without a reply the instants
-// stay unknown, and the take does without them. The instants of a budget are computed from its template. at is the
-// server's time in the last reply, 0 if the reply has none.
-func (c *Client) askSchedule(t *task, at int64) *info {
+// askSchedule asks for the instants of a stepped bucket and returns them. It is called about once a step. Without a
+// reply the instants stay unknown, and the take does without them. The instants of a budget are computed from its
+// template. at is the server's time in the last reply, 0 if the reply has none.
+func (c *Client) askSchedule(t *task, at int64) *schedule {
 	steps := &schedule{asked: time.Now()}
 	if r := asBudget(t.kind); r != nil {
 		if at == 0 {
@@ -248,7 +248,8 @@ func (c *Client) askSchedule(t *task, at int64) *info {
 		step, next := r.template.Period()
 		steps.next = steps.asked.Add(micros(next - at))
 		steps.step = micros(next - step)
-		return c.buckets.update(t.key, func(i *info) { i.steps = steps })
+		c.buckets.update(t.key, func(i *info) { i.steps = steps })
+		return steps
 	}
 	t.brief = true
 	reply, err := t.peek()
@@ -256,7 +257,8 @@ func (c *Client) askSchedule(t *task, at int64) *info {
 		steps.next = steps.asked.Add(micros(reply.Next - reply.Now))
 		steps.step = micros(reply.Next - reply.Step)
 	}
-	return c.buckets.update(t.key, func(i *info) { i.steps = steps })
+	c.buckets.update(t.key, func(i *info) { i.steps = steps })
+	return steps
 }
 
 // peekedTimeUntil returns the time until a bucket that was peeked holds n tokens or is full.

@@ -48,7 +48,13 @@ type Result struct {
 	// as if it had enough. The tokens that it lacked were not taken from it.
 	Shadow bool
 	// Era is the era of the bucket, or the window of a limiter, from which the tokens were taken. Undo gives them back
-	// only to that era. If Era is 0, the era is unknown, and Undo gives them back to any era.
+	// only to that era. Most takes from a bucket don't read the era. Their Era is that of the last reply that had the
+	// bucket's policy, which is at most ten seconds old, or one second for a pool's bucket. So for that time after a new
+	// era has begun, Era may be the earlier one, and Undo then drops the tokens. Era is never a later one than that of the
+	// tokens.
+	//
+	// Era is 0 if the bucket has lost its policy, and for a bucket of a lazy template, which has no eras. Undo then gives
+	// the tokens back to any era. To a bucket of a refilled template it gives none back.
 	Era int64
 
 	// lacked is the part of Taken that Undo must not give back. A bucket in shadow mode did not have it, or it is of

@@ -160,7 +160,9 @@ func (t *task) result(a *answer) Result {
 	if a.source.Kind != SourceFallback && a.info.stepped() {
 		now = time.Now()
 		if a.info.lacksSchedule(now) {
-			shown.info = t.c.askSchedule(t, a.reply.Now)
+			known := *a.info // and not what the Client knows by now: that may be of a later era than the tokens
+			known.steps = t.c.askSchedule(t, a.reply.Now)
+			shown.info = &known
 			now = time.Now()
 		}
 	}
