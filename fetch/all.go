@@ -57,10 +57,7 @@ type AllResult struct {
 //
 // Buckets in shadow mode never deny. If such a bucket has too few tokens, none of its tokens are taken.
 func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption) (AllResult, error) {
-	cfg, err := c.with(OpTakeAll, opts)
-	if err != nil {
-		return AllResult{}, err
-	}
+	cfg, invalid := c.with(OpTakeAll, opts)
 	call := Call{Op: OpTakeAll, Requests: reqs}
 	for i, r := range reqs {
 		if i == 0 {
@@ -70,6 +67,10 @@ func (c *Client) TakeAll(ctx context.Context, reqs []Request, opts ...CallOption
 	}
 	var all AllResult
 	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
+		if invalid != nil {
+			o.Err = invalid
+			return
+		}
 		if !c.life.enter() {
 			o.Err = ErrClosed
 			return
@@ -162,6 +163,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 		results[d] = d.result(&d.answer)
 	}
 	paid := make(map[*demand]int64)
+	shadowed := int64(0) // 1 if a bucket in shadow mode admits the call
 	all := AllResult{OK: ok, Results: make([]Result, len(reqs))}
 	for i, r := range reqs {
 		if ok {
@@ -174,7 +176,8 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 			one.Taken = r.N
 			one.paid = of[i].partOf(paid, r.N)
 		case ok: // the bucket is in shadow mode, or was when the request was charged
-			*one = c.admit(*one, r.N)
+			*one = one.admit(r.N)
+			shadowed = 1
 		default:
 			one.Taken = 0
 			if one.OK || of[i].answer.info.shadowed() {
@@ -186,6 +189,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 			}
 		}
 	}
+	c.stats.shadowed.Add(shadowed)
 	return all, nil
 }
 

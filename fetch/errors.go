@@ -54,7 +54,9 @@ var (
 	// ErrDeadline is returned by Wait when the tokens are due after the context's deadline, and matches
 	// context.DeadlineExceeded. Nothing was taken.
 	ErrDeadline = fmt.Errorf("fetch: tokens are not due before the deadline: %w", context.DeadlineExceeded)
-	// ErrClosed is returned by every method of a Client that is closed.
+	// ErrClosed is returned by the methods of a Client that is closed, except for Close, Stats and Timeout. If an option
+	// is invalid, the error is ErrInvalidOption. For a denial, Cancel and UndoAll return nil, and Settle of the
+	// Reservation returns ErrNotHeld.
 	ErrClosed = errors.New("fetch: client is closed")
 )
 

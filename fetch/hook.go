@@ -1,6 +1,7 @@
 package fetch
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -128,18 +129,15 @@ func (c *Client) breakerChanged(s *node, open bool) {
 // call makes a call for a bucket and an amount of tokens, with its options, while the hooks observe it.
 func (c *Client) call(ctx context.Context, call Call, amount int64, opts []CallOption,
 	do func(context.Context, *callConfig) (Result, error)) (Result, error) {
-	cfg, err := c.with(call.Op, opts)
-	if err != nil {
-		return Result{}, err
-	}
+	cfg, invalid := c.with(call.Op, opts)
 	if len(c.config.hooks) == 0 {
-		if err := c.check(ctx, call.Key, amount); err != nil {
+		if err := cmp.Or(invalid, c.check(ctx, call.Key, amount)); err != nil {
 			return Result{}, err
 		}
 		return do(ctx, cfg)
 	}
 	o := c.observe(ctx, call, func(ctx context.Context, o *Outcome) {
-		o.Err = c.check(ctx, call.Key, amount)
+		o.Err = cmp.Or(invalid, c.check(ctx, call.Key, amount))
 		if o.Err == nil {
 			o.Result, o.Err = do(ctx, cfg)
 		}

@@ -47,6 +47,8 @@ func TestAHookObservesEveryCall(t *testing.T) {
 	_ = c.Return(ctx, "mail", 1)
 	_, _ = c.Wait(ctx, "open", 1)
 	_, _ = c.Take(ctx, "typo", 1)
+	_, _ = c.Take(ctx, "quota", 1, WithLeave(-1))
+	_, _ = c.TakeAll(ctx, []Request{{Key: "mail", N: 1}}, WithReservationID("r"))
 	f.proxy.Cut()
 	_, _ = c.Take(ctx, "mail", 1)
 	_, _ = c.Wait(ctx, "open", 1)
@@ -61,6 +63,8 @@ func TestAHookObservesEveryCall(t *testing.T) {
 		`return of 1 of "mail": ok true, taken 0, shared, none, error false`,
 		`wait of 1 of "open": ok true, taken 1, shared, none, error false`,
 		`take of 1 of "typo": ok false, taken 0, shared, none, error true`,
+		`take of 1 of "quota": ok false, taken 0, shared, none, error true`,
+		`take_all of 1 of "mail": ok false, taken 0, shared, none, error true`,
 		`take of 1 of "mail": ok false, taken 0, shared, connection, error true`,
 		`wait of 1 of "open": ok true, taken 1, fallback, connection, error false`,
 	}, r.seen)

@@ -79,6 +79,7 @@ type LeaseOption struct {
 	rule     leaseRule
 	keys     []string
 	prefixes []string
+	noKeys   bool // ForKeys was called without a key
 }
 
 // leaseRule has the largest number of tokens of a block, and the time for which a block is held.
@@ -88,8 +89,9 @@ type leaseRule struct {
 }
 
 // ForKeys restricts the option to the buckets with these keys, and to those that earlier ForKeys and ForPrefix have
-// named.
+// named. There must be a key, because an option that names no bucket would apply to all of them.
 func (o LeaseOption) ForKeys(keys ...string) LeaseOption {
+	o.noKeys = o.noKeys || len(keys) == 0
 	o.keys = slices.Concat(o.keys, keys)
 	return o
 }
@@ -108,6 +110,9 @@ func (o LeaseOption) applyClient(c *config) error {
 	if o.rule.hold < minLeaseHold || o.rule.hold > maxLeaseHold {
 		return fmt.Errorf("%w: a lease is held for %s; want %s to %s", ErrInvalidOption, o.rule.hold, minLeaseHold,
 			maxLeaseHold)
+	}
+	if o.noKeys {
+		return fmt.Errorf("%w: ForKeys of a lease without a key", ErrInvalidOption)
 	}
 	if len(o.keys) == 0 && len(o.prefixes) == 0 {
 		o.prefixes = []string{""}

@@ -497,6 +497,7 @@ func TestLeaseOptions(t *testing.T) {
 		"too short":       {WithLease(1, minLeaseHold-1)},
 		"too long":        {WithLease(1, maxLeaseHold+1)},
 		"no key":          {WithLease(1, hold).ForKeys("a}")},
+		"empty keys":      {WithLease(1, hold).ForKeys().ForPrefix("a")},
 		"all twice":       {WithLease(1, hold), WithLease(2, hold)},
 		"a key twice":     {WithLease(1, hold).ForKeys("a"), WithLease(2, hold).ForKeys("b", "a")},
 		"a prefix twice":  {WithLease(1, hold).ForPrefix("a"), WithLease(2, hold).ForPrefix("a")},

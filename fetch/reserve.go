@@ -34,7 +34,9 @@ type Settlement struct {
 	policy.Settlement
 	// Remaining is the number of tokens in the bucket after the call.
 	Remaining int64
-	// Again reports that the reservation was settled before. Settlement then repeats the first answer.
+	// Again reports that the bucket had settled the reservation before. Settlement then repeats the first answer. It is
+	// also true if the Client itself repeated the call after its connection failed, and the first try had settled the
+	// reservation.
 	Again bool
 }
 

@@ -122,12 +122,12 @@ func (c *Client) shadow(r Result, k *info, n int64) Result {
 	if !k.shadowed() || r.OK && r.Taken == n {
 		return r
 	}
-	return c.admit(r, n)
+	c.stats.shadowed.Add(1)
+	return r.admit(n)
 }
 
 // admit returns r as if the call of n tokens had been granted.
-func (c *Client) admit(r Result, n int64) Result {
-	c.stats.shadowed.Add(1)
+func (r Result) admit(n int64) Result {
 	r.OK = true
 	r.Shadow = true
 	r.lacked = n - r.Taken

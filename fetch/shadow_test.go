@@ -33,6 +33,7 @@ func TestShadowModeAdmitsAndCountsWhatItWouldDeny(t *testing.T) {
 			require.EqualValues(t, 5, r.Taken)
 			require.EqualValues(t, 2, r.Remaining)
 			require.Zero(t, r.RetryAfter)
+			require.Equal(t, time.Hour, r.MoreAfter, "the bucket is not full")
 			require.True(t, r.Shadow)
 			require.Equal(t, SourceShared, r.Source.Kind)
 			denied += 5
@@ -90,10 +91,11 @@ func TestTakeAllLeavesOutShadowsThatDeny(t *testing.T) {
 	require.False(t, r.OK)
 	require.Equal(t, "real", r.Denied)
 	require.EqualValues(t, 1, tokens(t, rdb, "real"), "the denied call charges no bucket")
-	r, err = c.TakeAll(t.Context(), []Request{{Key: "trial", N: 2}})
+	r, err = c.TakeAll(t.Context(), []Request{{Key: "trial", N: 2}, {Key: "trial", N: 1}})
 	require.NoError(t, err)
 	require.True(t, r.OK)
 	require.EqualValues(t, 0, tokens(t, rdb, "trial"))
+	require.EqualValues(t, 2, c.Stats().Shadowed, "calls, and not requests")
 }
 
 func TestARequestOfAShadowAndAnotherIsChargedOnce(t *testing.T) {
@@ -157,6 +159,7 @@ func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 			require.NoError(t, err)
 			require.Equal(t, SourceFallback, r.Source.Kind)
 			require.EqualValues(t, 25, r.Taken, key)
+			require.Equal(t, Never, r.MoreAfter, key)
 		}
 	}
 }

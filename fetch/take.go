@@ -176,16 +176,18 @@ func (a *answer) result(k kind, now time.Time) Result {
 	reply, i := &a.reply, a.info
 	r := Result{OK: reply.OK, Taken: reply.Taken, Remaining: max(0, reply.Remaining), Limit: i.limit(), ResetAfter: Never,
 		Source: a.source} // below 0 a bucket holds none: plain clients have yet to undo their tries
-	if reply.OK {
+	admitted := reply.OK || i.shadowed()
+	if admitted {
 		r.MoreAfter = Never
-	} else {
+	}
+	if !reply.OK {
 		r.RetryAfter = wait(reply.Wait)
 	}
 	if a.source.Kind == SourceFallback {
 		return r
 	}
 	r.ResetAfter = i.resetAfter(reply.Remaining, now)
-	if r.OK {
+	if admitted {
 		r.MoreAfter = i.moreAfter(reply.Remaining, now)
 	}
 	r.OnFloor = i.onFloor()

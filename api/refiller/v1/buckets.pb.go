@@ -970,7 +970,8 @@ type SettleResponse struct {
 	Forgiven int64 `protobuf:"varint,8,opt,name=forgiven,proto3" json:"forgiven,omitempty"`
 	// Tokens left in the bucket.
 	Remaining int64 `protobuf:"varint,9,opt,name=remaining,proto3" json:"remaining,omitempty"`
-	// Whether the reservation had been settled before. Then the other fields are those of the first reply.
+	// Whether the reservation had been settled before, perhaps by a first attempt at this call. Then the other fields are
+	// those of the first reply.
 	Again         bool `protobuf:"varint,10,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
