@@ -2,8 +2,9 @@ package lua
 
 import "context"
 
-// Script is a Lua script of another package. Like the scripts of this package, it is sent only once, with any
-// MaxRetries of the client. If the server doesn't know it, it is sent with its source. It is safe for concurrent use.
+// Script is a Lua script of another package. Like the scripts of this package, it is sent only once, whatever the
+// client's MaxRetries is. If the server replies that it doesn't know the script, the script has not run, and is sent
+// again with its source. A Script is safe for concurrent use.
 type Script struct{ script }
 
 // NewScript makes a Script of source. In source, each line "--#include shared/NAME" is replaced by that file of shared.

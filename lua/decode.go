@@ -192,7 +192,7 @@ func (s *script) askExisting(ctx context.Context, c Client, keys []string, args 
 // exists reports whether a key exists.
 func exists(ctx context.Context, c Client, key string) (bool, error) {
 	cmd := redis.NewIntCmd(ctx, "exists", key)
-	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
+	if err := c.Process(ctx, cmd); err != nil { // cmd is not read: the client may still be writing to it
 		return false, err
 	}
 	return cmd.Val() > 0, nil

@@ -10,14 +10,14 @@ import (
 	"github.com/tokenrefill/refiller/policy"
 )
 
-// OverridesKey is the key of a set. It has the keys that may have an override.
+// OverridesKey is the key of the set of all keys that may have an override.
 const OverridesKey = "{refiller:templates}:overrides"
 
 // Override returns the policy that overrides the template's for a key. It returns nil if the key has no override, or
 // one that can't be read. Then the template's policy is in force.
 func Override(ctx context.Context, c Client, key string) (*policy.Terms, error) {
 	cmd := OverrideCommand(ctx, key)
-	if err := c.Process(ctx, cmd); err != nil { // the command may be under way
+	if err := c.Process(ctx, cmd); err != nil { // cmd is not read: the client may still be writing to it
 		return overrideOf("", err)
 	}
 	return ReadOverride(cmd)
@@ -76,10 +76,10 @@ type OverrideReply struct {
 	Till int64 // when the bucket expires, in Unix seconds, for Template.Enter; 0 if it is lazy or missing
 }
 
-// SetOverride gives a key of a template a policy of its own, and switches the bucket to it. The fence of the policy is
-// the one that follows the key's last fence. template is the template's policy, and enforce is the way in which the
-// template is enforced. SetOverride may be repeated. If the bucket isn't of a template, nothing changes and the error
-// is ErrNotOfTemplate.
+// SetOverride gives a key of a template a policy of its own, and switches the bucket to it. The script sets the fence's
+// Seq to one more than that of the key's last override. template is the template's policy, and enforce is the way in
+// which the template is enforced. SetOverride may be repeated. If the bucket isn't of a template, nothing changes and
+// the error is ErrNotOfTemplate.
 func SetOverride(ctx context.Context, c Client, key string, own, template policy.Terms,
 	enforce policy.Enforce) (OverrideReply, error) {
 	own.Template = true

@@ -93,7 +93,7 @@ func hget(ctx context.Context, c Client, key, field string) (string, error) {
 	if redis.HasErrorPrefix(err, "WRONGTYPE") {
 		return "", malformedKey(key)
 	}
-	if err != nil { // the command may be under way
+	if err != nil { // cmd is not read: the client may still be writing to it
 		return "", err
 	}
 	return cmd.Val(), nil

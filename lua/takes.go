@@ -58,8 +58,8 @@ type Takes struct {
 
 // RunReply is the result of a run of takes.
 type RunReply struct {
-	Taken int64         // how many of them were taken: the first ones
-	Wait  time.Duration // as in TakeReply, after the last run; 0 if all were taken
+	Taken int64         // how many of its takes were made: the first ones
+	Wait  time.Duration // as in TakeReply, for the bucket as the call's last run left it; 0 if all takes were made
 	Paid  int64         // for a flow's run: as in TakeReply, for tokens of its first takes
 }
 

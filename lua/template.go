@@ -165,8 +165,8 @@ func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 }
 
 // Claim counts a bucket of a bounded template that is about to be created. It returns ErrTooManyBuckets if the template
-// has as many buckets as it may have. The bucket is counted until it would expire without being used. Enter counts it
-// for longer. Claim may be repeated.
+// has as many buckets as it may have. The bucket is counted until it would expire without being used. Enter then
+// extends that time. Claim may be repeated.
 func (t *Template) Claim(ctx context.Context, c Client, key string) error {
 	v, err := claimScript.run(ctx, c, []string{t.alive}, key, t.maxKeys, int64(math.Ceil(t.life.Seconds())))
 	if err != nil {

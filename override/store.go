@@ -144,7 +144,8 @@ func (s *Store) Unset(ctx context.Context, key string) (Limit, error) {
 	return s.plain(ctx, l)
 }
 
-// changed completes a change, and returns the limit that is in force now.
+// changed returns the limit that is in force after a change. If the template's active set is in another slot than the
+// bucket, changed also enters the bucket there, because the script could not.
 func (s *Store) changed(ctx context.Context, key string, t *policy.CompiledTemplate, r lua.OverrideReply) (Limit,
 	error) {
 	l := limitOf(key, t, r.Terms)

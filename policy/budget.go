@@ -46,8 +46,8 @@ const longAgo = 50 * 366 * 24 * int64(time.Hour/time.Microsecond)
 // schedule in ascending order, in Unix microseconds. The last one is the first instant after now. The others depend on
 // since:
 //
-//   - If since is from 1 to now, they are the instants from since on, and the one before since. There are at most
-//     MostFill and one of them.
+//   - If since is from 1 to now, they are the instants from since on, and the one before since. If more than MostFill
+//     instants from since on have come, the earliest ones are left out.
 //   - Otherwise they are the latest keep instants that have come, and the one before these.
 func Instants(s Steps, since, now, keep int64) []int64 {
 	from, count := now-longAgo, keep+1

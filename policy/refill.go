@@ -16,10 +16,10 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	}
 	stored := Version{s.Era, s.Index}
 	after, rank := s.Terms.meet(c.Terms)
-	newer := after != s.Terms
+	switches := after != s.Terms
 	out := Outcome{Differs: rank == differs, Now: now}
 
-	least := int64(0) // the index is to be higher
+	least := int64(0) // the new index must be higher than this
 	switch {
 	case stored.Before(c.Version):
 		out.Status, least = StatusRolledBack, c.Version.Index
@@ -32,15 +32,15 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 		s.Last = now
 		s.Era = nextEra(max(s.Era, c.Version.Era), now)
 	default:
-		out.Status = b.judge(c, rank, newer, now)
+		out.Status = b.judge(c, rank, switches, now)
 		if !out.Status.Wrote() {
 			out.Tokens = tokens
 			s.fill(&out)
 			return out
 		}
-		tokens = s.proceed(c, newer, tokens, now, &out)
+		tokens = s.proceed(c, switches, tokens, now, &out)
 	}
-	if newer {
+	if switches {
 		old := s.Terms
 		tokens = s.change(after, tokens, now, c.Next)
 		s.presume(&old, tokens)
@@ -55,15 +55,15 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 }
 
 // judge returns the status of a call on a server that has lost nothing and whose clock is right.
-func (b *Bucket) judge(c Call, rank rank, newer bool, now int64) Status {
+func (b *Bucket) judge(c Call, rank rank, switches bool, now int64) Status {
 	s := b.Control
 	stale := c.Version.Before(Version{s.Era, s.Index})
 	switch {
-	case stale && !newer:
+	case stale && !switches:
 		return StatusStale
 	case rank == conflicts:
 		return StatusConflict
-	case !newer && !s.due(c, newer, now) && now-s.Last < s.Terms.Interval/2:
+	case !switches && !s.due(c, switches, now) && now-s.Last < s.Terms.Interval/2:
 		return StatusEarly
 	case b.Index != nil && *b.Index != 0 && *b.Index != s.Index:
 		return StatusForeign
@@ -74,21 +74,21 @@ func (b *Bucket) judge(c Call, rank rank, newer bool, now int64) Status {
 }
 
 // due reports whether the instant that a call may credit has come and has not been credited yet.
-func (s *Control) due(c Call, newer bool, now int64) bool {
-	instant := s.instant(c, newer)
+func (s *Control) due(c Call, switches bool, now int64) bool {
+	instant := s.instant(c, switches)
 	return s.Terms.Kind == Stepped && s.Step < instant && instant <= now
 }
 
 // proceed credits what is due, unless another client has credited it. It returns the tokens then held.
-func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) int64 {
-	due := s.due(c, newer, now)
+func (s *Control) proceed(c Call, switches bool, tokens, now int64, out *Outcome) int64 {
+	due := s.due(c, switches, now)
 	if out.Status == StatusForeign {
 		s.Carry = 0
 	} else {
 		tokens = s.settle(out, tokens, due, now)
 	}
 	if due {
-		s.Step, s.Next = s.instant(c, newer), 0
+		s.Step, s.Next = s.instant(c, switches), 0
 	}
 	switch {
 	case !s.scheduled(c):
@@ -106,7 +106,7 @@ func (s *Control) proceed(c Call, newer bool, tokens, now int64, out *Outcome) i
 type rank int
 
 const (
-	older     rank = iota // older or the same: they change nothing
+	older     rank = iota // older or the same: at most the versions of a pool's terms rise
 	newer                 // newer: they replace those in force
 	differs               // different under the same fence: they are ignored
 	conflicts             // plain terms for a pool's bucket or the reverse, and not of a later configuration
@@ -117,7 +117,8 @@ func (t Terms) meet(brought *Terms) (Terms, rank) {
 	switch {
 	case brought == nil:
 		return t, older
-	case t.Pool != brought.Pool: // A coordinator's grant makes no plain bucket a pool's.
+	case t.Pool != brought.Pool:
+		// The versions decide. But terms from a coordinator, whose epoch is above 0, never turn a plain bucket into a pool's.
 		if brought.FileVersion() > t.FileVersion() && (!brought.Pool || brought.Fence.Epoch == 0) {
 			return *brought, newer
 		}

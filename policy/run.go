@@ -13,5 +13,5 @@ type Run struct {
 // RunTaking is the result of a run.
 type RunTaking struct {
 	Taken int64 // how many of its takes were made: the first ones
-	Wait  int64 // as in Taking, after the last run; 0 if all were made
+	Wait  int64 // as in Taking, for the bucket as the last run of the call left it; 0 if all takes were made
 }

@@ -66,7 +66,7 @@ type Agent struct {
 	known    map[string]*bucket
 	reported report    // the last report that is known to be in etcd
 	loaded   bool      // all keys that concern the region have been read from etcd
-	since    time.Time // when reported was recorded
+	since    time.Time // when reported was recorded, or when writing a later report failed
 	polled   time.Time // when Redis was last polled
 	// unavailable is true while Redis doesn't answer, and cut while etcd doesn't.
 	unavailable bool

@@ -15,8 +15,8 @@ func (t *term) readAll(entries []entry, now time.Time) {
 	clear(t.seen)
 	clear(t.removed)
 	clear(t.declared)
-	// Settings come first, because they name the regions that are expected to report. Shares come before reports, because
-	// reports acknowledge shares.
+	// Settings come before shares and reports, because they name the regions that are expected to report. Shares come
+	// before reports, because reports acknowledge shares.
 	order := func(e entry) int {
 		return slices.IndexFunc([]string{epochKey, configKey, fenceKeys, shareKeys, reportKeys}, func(p string) bool {
 			_, ok := e.under(p)

@@ -86,8 +86,8 @@ func inflate(record string) (string, error) {
 // rates.
 func (s Settings) Equal(other Settings) bool { return s.reduced().encode() == other.reduced().encode() }
 
-// following returns s, which replaces the settings before, with the field since of each region. A region that was in
-// its pool before keeps its value. Any other region joins the pool with the version of s.
+// following returns a copy of s that has the field since of each region. before has the settings that s replaces. A
+// region that was in its pool before keeps its value. Any other region joins the pool with the version of s.
 func (s Settings) following(before Settings) Settings {
 	type member struct{ pool, region string }
 	since := map[member]int64{}

@@ -41,7 +41,7 @@ type account struct {
 	waiting  time.Time      // since when the region has made no progress with its offers; zero if it has
 	ticket   ticket         // the newest ticket
 	era      int64          // of the server that the region's grants are for
-	eraAt    time.Time      // when a ticket last showed that era; zero for never
+	eraAt    time.Time      // when the share in etcd or a ticket last confirmed that era; zero for never
 	other    stretch        // the time in which tickets of another server came
 	taken    time.Time      // when the ticket was applied; zero for never
 	reported time.Time      // when a live region last reported; zero for never

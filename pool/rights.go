@@ -10,9 +10,8 @@ import (
 )
 
 // AwaitRights waits while etcd refuses this process the rights that a coordinator needs, but not beyond the end of ctx.
-// It doesn't wait on if a request to etcd fails for another reason or isn't answered in time. Without the wait, a
-// process that lacks the rights would be elected and resign again and again, and no other process would lead in that
-// time.
+// It returns if a request to etcd fails for another reason or isn't answered in time. Without the wait, a process that
+// lacks the rights would be elected and resign again and again, and no other process would lead in that time.
 func (c *Coordinator) AwaitRights(ctx context.Context) {
 	refused := false
 	for c.refused(ctx) {

@@ -39,7 +39,9 @@ type activeSets struct {
 
 // newActiveSets makes the activeSets of a worker.
 func newActiveSets(w *worker, on master, shards []*shard, claim *bucket) *activeSets {
-	a := &activeSets{w: w, on: on, claim: claim, shards: shards, held: true} // the shards may have members
+	// The shards may have members from an earlier worker. Because held is true at first, assume forgets them if this
+	// replica doesn't refill the sets.
+	a := &activeSets{w: w, on: on, claim: claim, shards: shards, held: true}
 	cluster := on.slots != nil
 	for _, s := range shards {
 		s.bySlot = cluster

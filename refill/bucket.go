@@ -207,7 +207,9 @@ func (b *bucket) doubtful() bool {
 func (b *bucket) fail(replied time.Time, rng *rand.Rand) {
 	b.unannounced = false
 	b.failures++
-	b.held = b.claim // this replica can't know whether another one has the claim
+	// This replica can't know whether another one has the claim. It refills the active sets anyway: if two replicas do,
+	// only calls are wasted.
+	b.held = b.claim
 	b.due = replied.Add(backoff(b.failures, maxBucketBackoff, rng))
 }
 

@@ -61,18 +61,18 @@ type Config struct {
 	// Interval is the refill interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration
 	// Timeout is the time for one batch, 1 ms or more. A batch gets up to four times as long if the server is far away or
-	// batches have failed. So it can open connections. With a higher timeout a silent server is detected later. With a
-	// lower one, calls to a slow server fail. Default 500 ms.
+	// calls have failed, because it may have to open connections. With a higher timeout a silent server is detected later.
+	// With a lower one, calls to a slow server fail. Default 500 ms.
 	Timeout time.Duration
 	// Batch is the most buckets in one round trip, 1 to 10000. A slow server gets fewer. Default 500.
 	Batch int
 	// Logger; nil means a default one named refiller.
 	Logger hclog.Logger
-	// Observe, if set, is called with every reply about one of Buckets. It must be
-	// safe for concurrent use.
+	// Observe, if set, is called after every call for a bucket that isn't a template's, even if the call has failed. Such
+	// buckets are also the pulses and the claims, whose keys begin with Pulse. Observe must be safe for concurrent use.
 	Observe func(Event)
-	// ObserveActive, if set, is called with every reply about a template's bucket. It must be safe for concurrent use.
-	// There may be a hundred thousand replies a second. If you only need their counts, Stats has them at less cost.
+	// ObserveActive, if set, is called after every call for a template's bucket. It must be safe for concurrent use. There
+	// may be a hundred thousand calls a second. If you only need their counts, Stats has them at less cost.
 	ObserveActive func(Event)
 	// Seed of the jitter; 0 means a random one.
 	Seed uint64

@@ -24,8 +24,9 @@ type health struct {
 }
 
 // healths returns the health of each master, by id. If the list of masters has changed, each of them may have the slots
-// of a failed one. So each counts as back only since the last one came back, and a new master begins with the failures
-// of one that it may have replaced. The lock of the Refiller is held, and no worker runs.
+// of a failed one. So all of them count as back from the instant at which the last of them came back, or from now if
+// one is still silent. A new master begins with the failures of one that it may have replaced. The lock of the Refiller
+// is held, and no worker runs.
 func (r *Refiller) healths(masters []master, now time.Time) map[string]*health {
 	before := r.memory.health
 	if before != nil && slices.EqualFunc(masters, r.memory.masters, master.equal) {

@@ -34,7 +34,7 @@ type pulse struct {
 
 	version policy.Version // of the last reading
 	changed time.Time      // when the last beat was, by our clock; before the first beat, when the first reading was
-	peeked  time.Time      // when the last reading was
+	peeked  time.Time      // when the request of the last reading was sent
 	jitter  time.Duration  // spreads the standbys over time, drawn anew for each silence
 	state   beatState
 
@@ -89,8 +89,8 @@ func (p *pulse) applyMissing(replied time.Time) {
 func (p *pulse) apply(reply lua.PeekReply, sent, replied time.Time) {
 	first := p.changed.IsZero()
 	if first || reply.Version != p.version {
-		// The age of the beat is computed by the server's clock. By our clock it is limited, because a new beat came after
-		// the reading before.
+		// The age of the beat is computed by the server's clock. It is at most the time since the previous reading was sent,
+		// by our clock, because that reading did not find this beat yet.
 		most := time.Duration(silentAfter * float64(p.beat.interval))
 		if !first {
 			most = replied.Sub(p.peeked)

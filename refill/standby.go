@@ -76,8 +76,7 @@ func (w *worker) withhold() {
 		"version", w.version, "latest", max(w.latest, w.r.published.Load()))
 }
 
-// listen returns a call that reads the pulse. When the pulse is late, every bucket is due at once, and its first call
-// only reads the index.
+// listen returns a call that reads the pulse.
 func (w *worker) listen(ctx context.Context) call {
 	w.pulse.asked = true
 	within := w.timeout()
@@ -102,7 +101,8 @@ func (w *worker) listen(ctx context.Context) call {
 	}
 }
 
-// applyPulse applies a reading of the pulse. An unreadable pulse counts as a missing one.
+// applyPulse applies a reading of the pulse. An unreadable pulse counts as a missing one. When the pulse becomes late,
+// every bucket is due at once. Its first call then only reads the index, because this replica doesn't know it yet.
 func (w *worker) applyPulse(reply lua.PeekReply, err error, sent, replied time.Time) {
 	before := w.pulse.state
 	if err == nil {

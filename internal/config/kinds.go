@@ -44,9 +44,8 @@ var kinds = redisconn.Kinds.And(etcdconn.Kinds).And(fields.Kinds{
 	"tokens or none": fields.Integer(0, policy.MaxTokens),
 	"rate":           rateKind(),
 	"step":           fields.Duration(policy.MinInterval, policy.MaxPer, time.Microsecond),
-	"cron": fields.Text("five fields: minute, hour, day of month, month, day of week; or a word such as @daily",
-		nil),
-	"zone": fields.Text(wantZone, readZone),
+	"cron":           fields.Text(wantCron, nil),
+	"zone":           fields.Text(wantZone, readZone),
 
 	"on_loss":     fields.Choice(func(i int) policy.Loss { return policy.Loss(i) }, losses...),
 	"on_rollback": fields.Choice(func(i int) policy.Rollback { return policy.Rollback(i) }, rollbacks...),

@@ -123,8 +123,9 @@ func (r *Replica) troubles() []admin.Trouble {
 	return list[:min(len(list), maxTroubles)]
 }
 
-// mismatches returns the mismatches from refill calls and from the buckets that this replica has just read. A standby
-// makes no refill calls.
+// mismatches returns what differs from this replica's configuration. Conflicts are other policies, templates or pools
+// under the same version. Outdated are those that a later version replaced. They are found by refill calls, and by the
+// readings in read, since a standby makes no refill calls.
 func (r *Replica) mismatches(read []admin.Bucket) (conflicts, outdated admin.Mismatch) {
 	conflicts.Buckets, outdated.Buckets = r.stats.Conflicts(), r.stats.Outdated()
 	for _, b := range read {

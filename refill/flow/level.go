@@ -7,7 +7,8 @@ import (
 )
 
 const (
-	// listedFrom is a part of a flow's right. A flow is listed if its demand exceeds that part.
+	// listedFrom is a fraction. A flow is listed if its demand exceeds that fraction of its part of the rate, or of what
+	// an unlisted flow gets, whichever is less.
 	listedFrom = 0.5
 	// periodsOfListed is the number of periods in which a flow, or a team, must have asked for tokens before the plan
 	// lists it. Otherwise names that are invented for one take would fill the plan.

@@ -18,8 +18,8 @@
 // All clients have this in common:
 //
 //   - A command is sent once: MaxRetries is off. A Cluster client follows MOVED and ASK, which prove that the server
-//     did not run the command. It repeats other commands, but not those with NoRetry, as the scripts of this project
-//     are.
+//     did not run the command. It repeats other commands, unless their method NoRetry returns true, as it does for the
+//     scripts of this project.
 //   - A call's context bounds its time on the socket. Every dial, read and write also has a timeout.
 //   - Password files, also those of sentinels, and PEM files are read for each new connection, so they can be rotated.
 //   - Errors and logs show no password.

@@ -48,7 +48,8 @@ func (r *reader) buckets(ctx context.Context) error {
 	return g.Wait()
 }
 
-// peek reads a bucket. found is false if there is no bucket that can be compared.
+// peek reads a bucket. found is false if the bucket doesn't exist or has no policy. If its keys hold something else,
+// peek adds a remark, found is true, and p.Terms is nil.
 func (r *reader) peek(ctx context.Context, key string) (p lua.PeekReply, found bool, err error) {
 	p, err = lua.Peek(ctx, r.rdb, key, 1)
 	switch {

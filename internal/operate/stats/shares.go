@@ -38,8 +38,8 @@ type average struct {
 	readings int
 }
 
-// Add records the states of the shares of all pools. It removes the history of pools that were not among them for an
-// hour. An outage of Redis or etcd, during which no share is known, removes nothing.
+// Add records the states of the shares of all pools. It removes the history of a pool that was not among them for an
+// hour. So a shorter outage of Redis or etcd, during which no share is known, removes nothing.
 func (s *Shares) Add(at time.Time, shares map[string]SharePoint) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
