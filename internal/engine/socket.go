@@ -74,8 +74,9 @@ func (s *Sockets) Alive() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for c := range s.conns {
-		if c.failed == nil && !c.retired.Load() && !hungUp(c.raw) {
-			c.checked.Store(true)
+		alive := c.failed == nil && !c.retired.Load() && !hungUp(c.raw)
+		c.checked.Store(alive)
+		if alive {
 			return true
 		}
 	}
@@ -139,13 +140,20 @@ func (c *socket) SyscallConn() (syscall.RawConn, error) {
 	if c.retired.Load() {
 		return nil, net.ErrClosed
 	}
-	if _, direct := c.Conn.(syscall.Conn); direct && c.raw != nil && !c.checked.Swap(false) {
+	if c.checked.Swap(false) {
+		return opaque{}, nil
+	}
+	if _, direct := c.Conn.(syscall.Conn); direct && c.raw != nil {
 		return c.raw, nil
+	}
+	if hungUp(c.raw) {
+		return nil, net.ErrClosed
 	}
 	return opaque{}, nil
 }
 
-// opaque is the syscall.RawConn of a connection that can't be checked, such as one with TLS. It counts as alive.
+// opaque is the syscall.RawConn of a connection that go-redis must not check, because a check by reading shows nothing
+// about it, such as one with TLS, or because it was checked. It counts as alive.
 type opaque struct{ syscall.RawConn }
 
 // Read implements syscall.RawConn.
