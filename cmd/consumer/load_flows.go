@@ -63,6 +63,6 @@ func (l *loadByFlow) report(elapsed time.Duration) *parts {
 		most = max(most, n)
 		sum += n
 	}
-	rate := func(takes float64) float64 { return takes / elapsed.Seconds() }
+	rate := func(tokens float64) float64 { return tokens / elapsed.Seconds() }
 	return &parts{len(l.got), rate(float64(least)), rate(float64(sum) / float64(len(l.got))), rate(float64(most))}
 }

@@ -70,8 +70,8 @@ that are due for the time up to now are not added. The command writes an audit l
 }
 
 // reset sets a bucket's tokens. A negative n means the bucket's capacity. If a refilled template applies to the bucket,
-// reset then puts the bucket into the active set. If the template is a budget, it credits the bucket instead. If this
-// second step fails, reset returns the reply of the first step and an error.
+// reset then puts the bucket into the active set. If the template's buckets are budgets, it credits the bucket instead.
+// If this second step fails, reset returns the reply of the first step and an error.
 func reset(ctx context.Context, rdb redis.UniversalClient, key string, n int64) (lua.OperatorReply, error) {
 	published, _, _ := lua.ReadTemplates(ctx, rdb, "") // without templates, refills begin again with the next take
 	reply, err := lua.Reset(ctx, rdb, key, n)

@@ -169,7 +169,7 @@ func (r *runner) run(ctx context.Context) error {
 	wg.Go(func() {
 		select {
 		case <-ctx.Done():
-		case <-r.history: // the command ends with this error
+		case <-r.history: // close returns the error when the command ends
 			r.log.Error("history can't be written: nothing is recorded any more", "file", r.record)
 		}
 	})

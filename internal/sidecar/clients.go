@@ -57,8 +57,8 @@ type clientAddr struct {
 const localOrigin = "local "
 
 // originOf returns a name of the other end of a connection. The name is from its certificate or, without one, from its
-// address or process. Names from certificates have another form than names from addresses, so no two origins have the
-// same name.
+// address or process. Names from certificates have another form than other names, so an address can't have the name
+// of a certificate.
 func originOf(addr net.Addr, state *tls.ConnectionState) string {
 	if state != nil && len(state.VerifiedChains) > 0 {
 		sum := sha256.Sum256(state.VerifiedChains[0][0].Raw)

@@ -63,7 +63,7 @@ func (c Config) Validate() error {
 	return err
 }
 
-// rule returns the limit as a Rule. A decision may be made by several Rules.
+// rule returns the limit as a Rule. limit.Many makes one decision by the Rules of several limits.
 func (c Config) rule() (decide.Rule, error) {
 	if err := decide.CheckName(c.Name); err != nil {
 		return decide.Rule{}, err

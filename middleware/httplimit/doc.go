@@ -27,6 +27,6 @@
 //
 // RateLimit, RateLimit-Policy and the problem document of a denial follow draft-ietf-httpapi-ratelimit-headers-11. In
 // RateLimit, t is the time until more tokens are available. X-RateLimit-Limit, -Remaining and -Reset (Unix seconds) are
-// sent only with [Config.XHeaders]. Retry-After is never less than t. Jitter makes it longer, so that denied clients
-// don't all come back at once.
+// sent only with [Config.XHeaders]. Retry-After is never less than the t of a limit that denies. Jitter makes it
+// longer, so that denied clients don't all come back at once.
 package httplimit

@@ -375,7 +375,8 @@ func (d *decision) take(ctx context.Context) (err error) {
 }
 
 // giveBack returns the tokens that were taken, except in shadow mode. Tokens of descriptors with up_to are returned
-// only if all is set. Tokens that can't be returned are lost. The response is the same in both cases.
+// only if all is set. Tokens that can't be returned are lost. The response then has the remaining tokens without them,
+// but the same verdict.
 func (s *Server) giveBack(ctx context.Context, ds []decision, all bool) {
 	ctx = context.WithoutCancel(ctx) // the tokens are returned even if this caller has left
 	taken := func(d *decision) bool { return d.result.Taken > 0 && !d.shadow && (all || !d.limit.upTo) }

@@ -239,8 +239,7 @@ func made[C, L any](p *parser, at string, c C, by func(redis.UniversalClient, C)
 	return l
 }
 
-// config reads a lazy bucket, a window or pacing, whose name no other of them may have. It returns nil if there is an
-// error.
+// config reads a lazy bucket, a window or pacing. Their names must differ. config returns nil if there is an error.
 func (p *parser) config(at string, f fileLimit, name string) limit.Config {
 	var c limit.Config
 	switch {

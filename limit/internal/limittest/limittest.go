@@ -190,7 +190,7 @@ func BytesPerKey(t testing.TB, rdb *redis.Client, n int, name func(key string) s
 	}
 	key := func(i int) string { return fmt.Sprintf("user:%d", 100_000+i) }
 	const workers = 16
-	require.NoError(t, take(ctx, "warm-up")) // before then includes connections and the script's cache
+	require.NoError(t, take(ctx, "warm-up")) // so that the memory before includes connections and the script
 	all := func(workers int, from, to int) {
 		var wg sync.WaitGroup
 		for w := range workers {
