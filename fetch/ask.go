@@ -75,6 +75,10 @@ type group struct {
 	create   bool // the bucket was found missing, and may be created
 	done     bool
 
+	step     *lua.Step // has to be made before the next takes; nil: nothing has to be
+	stepCmd  redis.Cmder
+	stepText bool // stepCmd has the text of the step's script, since the server doesn't know it
+
 	// opensFirst is set, with byFlow, for a template's bucket that may be missing or full. Then a call opens the bucket
 	// before the takes are made.
 	opensFirst bool

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -395,4 +396,42 @@ func TestOpeningConnectionsDoesNotCount(t *testing.T) {
 	}
 	require.ErrorIs(t, err, ErrUnavailable)
 	require.ErrorIs(t, err, context.DeadlineExceeded)
+}
+
+// Buckets of one call may need a further script before their takes can be repeated: a new bucket of a bounded template
+// is counted, and a budget ends its expired reservations. At a distance the calls of these scripts must share a round
+// trip.
+func TestFurtherStepsOfManyBucketsShareARoundTrip(t *testing.T) {
+	t.Parallel()
+	const buckets = 30
+	steps, err := policy.ParseCalendar("0 0 1 1 *", time.UTC)
+	require.NoError(t, err)
+	set, err := policy.NewTemplates(2, []policy.Template{
+		{Prefix: "bounded:", Policy: hourly(10), MaxKeys: 1000},
+		{Prefix: "budget:", Policy: policy.Policy{Capacity: 10, Steps: steps, StepTokens: 10}},
+	}, nil)
+	require.NoError(t, err)
+	d := newDistant(t, 60*time.Millisecond)
+	_, err = lua.PublishTemplates(t.Context(), d.direct, set)
+	require.NoError(t, err)
+	near := newClient(t, d.direct, slow())
+	for i := range buckets {
+		r, err := near.Reserve(t.Context(), "budget:"+strconv.Itoa(i), 10, time.Millisecond)
+		require.NoError(t, granted(r.Result, err))
+	}
+	c := newClient(t, wrapped{d.redis(t, nil)}, slow()) // as on a Cluster, a call has one slot
+	require.NoError(t, c.Ready(t.Context()))
+	for _, prefix := range []string{"bounded:", "budget:"} {
+		began := time.Now()
+		var wg sync.WaitGroup
+		for i := range buckets {
+			wg.Go(func() {
+				if err := granted(c.Take(t.Context(), prefix+strconv.Itoa(i), 1)); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		require.Less(t, time.Since(began), buckets/3*d.trip, prefix)
+	}
 }

@@ -115,18 +115,21 @@ func (t *trip) reschedule(g *group, schedule string) {
 	}
 }
 
-// sweep ends the expired reservations and leases of a budget that has too few tokens. Then the budget is asked again.
+// sweep prepares the end of the expired reservations and leases of a budget that has too few tokens. Then the budget is
+// asked again.
 func (t *trip) sweep(g *group) {
 	g.swept = true
-	if err := lua.SweepOne(t.ctx, t.rdb, g.key, lua.SweepAtOnce); err != nil {
-		t.answer(g, lua.TakesReply{Err: err})
-	}
+	g.step = lua.SweepStep(g.key, lua.SweepAtOnce)
 }
 
 // resolve applies the overrides of lazy buckets that were read. If the override of a bucket can't be read, the bucket
-// is asked as usual: the script then reads the override itself.
+// is asked as usual: the script then reads the override itself. resolve also applies the replies to steps.
 func (t *trip) resolve() {
 	for _, g := range t.groups {
+		if g.step != nil {
+			t.readStep(g)
+			continue
+		}
 		if g.override == nil || g.own != nil {
 			continue
 		}
@@ -138,19 +141,30 @@ func (t *trip) resolve() {
 	}
 }
 
-// create allows the next round trip to create a template's bucket that is missing. If the template has max_keys, the
-// bucket is counted first, on another server. So if the creation fails, there are fewer buckets than max_keys allows,
-// and never more.
-func (t *trip) create(g *group) {
-	r := g.kind.(*refilled)
-	if r.rule.MaxKeys == 0 {
-		g.create = true
+// readStep applies the reply to the step of a group. If the server doesn't know the step's script, the next round trip
+// sends its source.
+func (t *trip) readStep(g *group) {
+	err := g.step.Read(g.stepCmd)
+	if lua.IsNoScript(err) && !g.stepText {
+		g.stepText = true
 		return
 	}
-	err := r.template.Claim(t.ctx, t.rdb, g.key)
-	g.create = err == nil
+	g.step = nil
+	g.stepCmd = nil
+	g.stepText = false
 	if err != nil {
 		t.answer(g, lua.TakesReply{Err: err})
+	}
+}
+
+// create prepares the creation of a template's bucket that is missing. If the template has max_keys, the bucket is
+// counted first, on another server. So if the creation fails, there are fewer buckets than max_keys allows, and never
+// more.
+func (t *trip) create(g *group) {
+	r := g.kind.(*refilled)
+	g.create = true
+	if r.rule.MaxKeys > 0 {
+		g.step = r.template.ClaimStep(g.key)
 	}
 }
 

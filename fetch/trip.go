@@ -24,6 +24,7 @@ type trip struct {
 	calls     []*scriptCall
 	places    map[place]*scriptCall // calls that have room for more groups
 	cmds      []redis.Cmder
+	steps     int                    // the last ones of cmds; no evidence, as they may be for other servers
 	asked     time.Time              // when cmds were last sent
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
@@ -64,7 +65,7 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 		for t.place(); len(t.cmds) > 0; t.place() {
 			t.asked = time.Now()
 			engine.Exec(ctx, rdb, t.cmds)
-			for _, cmd := range t.cmds {
+			for _, cmd := range t.cmds[:len(t.cmds)-t.steps] {
 				if err := evidence(cmd.Err()); shown == nil {
 					shown = err
 				}
@@ -73,10 +74,10 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 				commands = 0
 				t.answerCommands(batch)
 			}
+			t.resolve()
 			for _, call := range t.calls {
 				t.read(call)
 			}
-			t.resolve()
 			t.cmds = t.cmds[:0]
 		}
 		t.finishUnclaimed()
@@ -113,7 +114,7 @@ func (t *trip) place() {
 	t.calls = t.calls[:0]
 	clear(t.places)
 	for _, g := range t.groups {
-		if g.done {
+		if g.done || g.step != nil {
 			continue
 		}
 		if _, isLazy := g.kind.(*lazy); isLazy && g.slotMoves && g.override == nil {
@@ -126,6 +127,19 @@ func (t *trip) place() {
 	slices.SortStableFunc(t.calls, func(a, b *scriptCall) int { return a.groups[0].part - b.groups[0].part })
 	for _, call := range t.calls {
 		t.command(call)
+	}
+	t.placeSteps()
+}
+
+// placeSteps makes the commands of the steps. So the steps of all groups share a round trip.
+func (t *trip) placeSteps() {
+	t.steps = 0
+	for _, g := range t.groups {
+		if g.step != nil {
+			g.stepCmd = g.step.Command(t.ctx, g.stepText)
+			t.cmds = append(t.cmds, g.stepCmd)
+			t.steps++
+		}
 	}
 }
 

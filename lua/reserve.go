@@ -279,8 +279,16 @@ func Sweep(ctx context.Context, rdb redis.UniversalClient, keys []string, most i
 // SweepOne ends reservations and leases of one bucket whose time is over. most is the largest number of them that it
 // ends.
 func SweepOne(ctx context.Context, c Client, key string, most int) error {
-	_, _, err := sweepScript.ask(ctx, c, outstandingKeys(key), []any{most}, codeDone)
-	return err
+	return SweepStep(key, most).Do(ctx, c)
+}
+
+// SweepStep returns the call of SweepOne.
+func SweepStep(key string, most int) *Step {
+	keys := outstandingKeys(key)
+	return &Step{sweepScript, words(keys, []any{most}), func(v any) error {
+		_, _, err := open(v, keys, codeDone)
+		return err
+	}}
 }
 
 // askHeld is like ask, for the scripts of reservations and leases, whose first argument is the id.

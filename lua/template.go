@@ -168,18 +168,22 @@ func TakeWhole(ctx context.Context, c Client, b Takes) (TakesReply, error) {
 // has as many buckets as it may have. The bucket is counted until it would expire without being used. Enter then
 // extends that time. Claim may be repeated.
 func (t *Template) Claim(ctx context.Context, c Client, key string) error {
-	v, err := claimScript.run(ctx, c, []string{t.alive}, key, t.maxKeys, int64(math.Ceil(t.life.Seconds())))
-	if err != nil {
-		return err
-	}
-	alive, ok := v.(int64)
-	if !ok {
-		return fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
-	}
-	if alive > 0 {
-		return t.TooMany(key, alive)
-	}
-	return nil
+	return t.ClaimStep(key).Do(ctx, c)
+}
+
+// ClaimStep returns the call of Claim.
+func (t *Template) ClaimStep(key string) *Step {
+	args := []any{key, t.maxKeys, int64(math.Ceil(t.life.Seconds()))}
+	return &Step{claimScript, words([]string{t.alive}, args), func(v any) error {
+		alive, ok := v.(int64)
+		if !ok {
+			return fmt.Errorf("%w: %T for a number of buckets", ErrBadReply, v)
+		}
+		if alive > 0 {
+			return t.TooMany(key, alive)
+		}
+		return nil
+	}}
 }
 
 // TooMany returns the error of a bucket that isn't created, because the template has as many buckets as it may have.
