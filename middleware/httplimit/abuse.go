@@ -76,18 +76,22 @@ func cut(s string, most int) string { return s[:min(len(s), most)] }
 // Dropped returns the number of denials that were not kept.
 func (l *AbuseLog) Dropped() int64 { return l.dropped.Load() }
 
-// Run writes the recorded denials until ctx ends, and then those that are left in the queue. It returns nil. A denial
-// that can't be written counts as dropped.
+// Run writes the recorded denials until ctx ends, and then those that are left in the queue, for at most a second. It
+// returns nil. A denial that can't be written counts as dropped.
 func (l *AbuseLog) Run(ctx context.Context) error {
+	// All writes after the end of ctx share one timeout, because a shutdown waits for them.
+	writing, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(ctx, func() { time.AfterFunc(abuseTimeout, cancel) })()
 	for {
 		select {
 		case a := <-l.queue:
-			l.write(ctx, a)
+			l.write(writing, a)
 		case <-ctx.Done():
 			for {
 				select {
 				case a := <-l.queue:
-					l.write(ctx, a)
+					l.write(writing, a)
 				default:
 					return nil
 				}
@@ -97,7 +101,7 @@ func (l *AbuseLog) Run(ctx context.Context) error {
 }
 
 func (l *AbuseLog) write(ctx context.Context, a Abuse) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abuseTimeout)
+	ctx, cancel := context.WithTimeout(ctx, abuseTimeout)
 	defer cancel()
 	err := l.rdb.XAdd(ctx, &redis.XAddArgs{Stream: l.stream, MaxLen: l.most, Approx: true, Values: []string{
 		"key", a.Key, "ip", a.IP, "method", a.Method, "path", a.Path, "by", strings.Join(a.DeniedBy, ","),

@@ -11,8 +11,10 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
 	"github.com/tokenrefill/refiller/fetch"
@@ -291,4 +293,41 @@ func TestTheAbuseLogKeepsLittleOfAHugeRequest(t *testing.T) {
 	abuses, err := log.Latest(t.Context(), 1)
 	require.NoError(t, err)
 	require.Equal(t, []int{32, 512}, []int{len(abuses[0].Method), len(abuses[0].Path)})
+}
+
+// silent is a hook of a Redis client whose server never replies.
+type silent struct{}
+
+func (silent) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (silent) ProcessHook(redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, _ redis.Cmder) error {
+		<-ctx.Done()
+		return ctx.Err()
+	}
+}
+
+func (silent) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+// The denials that are left after a shutdown share one timeout.
+func TestTheAbuseLogEndsWithoutItsRedis(t *testing.T) {
+	t.Parallel()
+	rdb := redis.NewClient(&redis.Options{})
+	t.Cleanup(func() { require.NoError(t, rdb.Close()) })
+	rdb.AddHook(silent{})
+	synctest.Test(t, func(t *testing.T) {
+		log, err := NewAbuseLog(rdb, "abuse", 10)
+		require.NoError(t, err)
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		for range abuseQueue {
+			log.Record(NewRequest(httptest.NewRequest(http.MethodGet, "/", nil), nil), Decision{})
+		}
+		began := time.Now()
+		require.NoError(t, log.Run(ctx))
+		require.Equal(t, abuseTimeout, time.Since(began))
+		require.EqualValues(t, abuseQueue, log.Dropped())
+	})
 }
