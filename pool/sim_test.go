@@ -778,15 +778,16 @@ func (p *proc) refillLoop() {
 	won, plain := false, false
 	for p.ctx.Err() == nil {
 		wait := simInterval
+		p.w.mu.Lock()
 		if !won {
-			p.w.mu.Lock()
 			wait += simInterval/20 + time.Duration(p.w.noise.Int64N(int64(simInterval/10)))
-			p.w.mu.Unlock()
 		}
+		name := p.w.pool.Name
+		p.w.mu.Unlock()
 		timing.Sleep(p.ctx.Done(), wait)
 		c := p.nextCall(plain, !missing.IsZero() && time.Since(missing) >= 2*simInterval)
 		ctx, cancel := context.WithTimeout(p.ctx, 500*time.Millisecond)
-		r := p.refill(ctx, []lua.RefillCall{{Key: p.w.pool.Name, Call: c}})[0]
+		r := p.refill(ctx, []lua.RefillCall{{Key: name, Call: c}})[0]
 		cancel()
 		won = false
 		switch {

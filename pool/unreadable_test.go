@@ -120,7 +120,7 @@ func TestAShareThatCannotBeReadIsNotGivenAway(t *testing.T) {
 		w.demands(map[string]float64{"ap": 1500, "eu": 1500, "us": 1500})
 		w.killTheLeader()
 		time.Sleep(30 * time.Second)
-		require.Equal(w.t, tampered, w.keys[shareKeys+"us"].value, "no replica replaces a record that it can't read")
+		require.Equal(w.t, tampered, w.value(shareKeys+"us"), "no replica replaces a record that it can't read")
 		w.tamper(shareKeys+"us", func(string) (string, bool) { return "", true })
 		for _, p := range w.of("us") {
 			p.set(func() { p.etcd = fault{} })
@@ -144,7 +144,7 @@ func TestAnUnreadableEpochLeavesFloorsUntilItIsDeleted(t *testing.T) {
 		w.tamper(epochKey, func(string) (string, bool) { return "nonsense", false })
 		time.Sleep(30 * time.Second)
 		require.True(w.t, onItsFloor())
-		require.Equal(w.t, "nonsense", w.keys[epochKey].value)
+		require.Equal(w.t, "nonsense", w.value(epochKey))
 		unread := 0
 		for range 100 { // coordinators that can't write resign, so at times there is none
 			time.Sleep(100 * time.Millisecond)
@@ -167,11 +167,11 @@ func TestAReplicaLeavesSettingsThatItCannotRead(t *testing.T) {
 	const later = `{"version": 9, "format": "of a later release"`
 	o := live(t, 1, sabotage{}, func(w *world) {
 		time.Sleep(10 * time.Second)
-		settings := w.keys[configKey].value
+		settings := w.value(configKey)
 		w.tamper(configKey, func(string) (string, bool) { return later, false })
 		p := w.startProc("eu", "eu-new")
 		time.Sleep(5 * time.Second)
-		require.Equal(w.t, later, w.keys[configKey].value)
+		require.Equal(w.t, later, w.value(configKey))
 		require.NotEmpty(w.t, p.agent.State().Unread)
 		w.tamper(configKey, func(string) (string, bool) { return settings, false })
 		time.Sleep(10 * time.Second)

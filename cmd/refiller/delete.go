@@ -48,7 +48,7 @@ func (o *operation) delete(ctx context.Context, key string) error {
 	if err != nil {
 		return err
 	}
-	if slices.Contains(examined(cfg), key) {
+	if slices.Contains(configuredKeys(cfg), key) {
 		return fmt.Errorf("delete %q: %s still has this bucket, so replicas would create it again: remove it from the file "+
 			"first", key, o.path)
 	}

@@ -30,11 +30,15 @@ func TestDeleteRemovesABucketAndNothingElse(t *testing.T) {
 		plan := policy.Plan{Version: policy.Version{Era: 1}, Whole: true, Lasts: time.Hour.Microseconds()}
 		require.NoError(t, lua.PlanBatch(t.Context(), rdb, []lua.PlanCall{{Key: key, Plan: plan}})[0].Err)
 	}
-	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nbuckets: [{key: kept, capacity: 100, rate: 1/s}]\n")
+	path := writeConfig(t, "redis: {url: \""+server.URL()+"\"}\nbuckets: [{key: kept, capacity: 100, rate: 1/s}]\n"+
+		"templates: [{prefix: \"user:\", capacity: 9, rate: 1/s}]\n")
 
 	code, _, stderr := runWith(t, nil, "delete", "kept", "-c", path)
 	require.Equal(t, 1, code)
 	require.Contains(t, stderr, "remove it from the file first")
+	code, _, stderr = runWith(t, nil, "delete", "user:doctor", "-c", path)
+	require.Equal(t, 1, code)
+	require.NotContains(t, stderr, "remove it from the file first", "only doctor makes this key of a template")
 	code, stdout, stderr := runWith(t, nil, "delete", "old", "-c", path, "-o", "json", "--reason", "it was renamed")
 	require.Zero(t, code, stderr)
 	require.Contains(t, stderr, "operator action")

@@ -112,9 +112,8 @@ limiters, and these commands: ` + r.Limiters
 	return text
 }
 
-// examined returns the keys of the configuration's buckets. For each template it adds a key to which the template
-// applies.
-func examined(cfg config.Config) []string {
+// configuredKeys returns the keys of the configuration's buckets, also of those of its pools.
+func configuredKeys(cfg config.Config) []string {
 	var keys []string
 	for _, b := range cfg.Buckets {
 		keys = append(keys, b.Key)
@@ -122,6 +121,13 @@ func examined(cfg config.Config) []string {
 	for _, p := range cfg.OwnPools() {
 		keys = append(keys, p.Name)
 	}
+	return keys
+}
+
+// examined returns the keys of the configuration's buckets. For each template it adds a key to which the template
+// applies.
+func examined(cfg config.Config) []string {
+	keys := configuredKeys(cfg)
 	for _, t := range cfg.Templates.All() {
 		keys = append(keys, t.Prefix+"doctor")
 	}

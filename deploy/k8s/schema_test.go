@@ -35,10 +35,10 @@ pool_registry: {endpoints: ["https://g1:2379"], prefix: /x, ttl: 10s, username: 
 refill_interval: 50ms
 buckets:
   - {key: smooth, capacity: 100, rate: 10/m, initial: 0, on_loss: full, on_rollback: keep, degraded: local, carry_over: reset, interval: 1s}
-  - {key: steps, capacity: 100, every: 1h30m, tokens: 40, strict: true}
+  - {key: steps, capacity: 100, every: 1w, tokens: 40, strict: true}
   - {key: calendar, capacity: 100, cron: "0 9 * * 1-5", tokens: 90, time_zone: Europe/Berlin, degraded: open, shadow: true}
 templates:
-  - {prefix: "", enforce: lazy, capacity: 60, rate: 1000/24h}
+  - {prefix: "", enforce: lazy, capacity: 60, rate: 1000/2w}
   - {prefix: "tenant:*:api", capacity: 60, rate: 1/1.5s, max_keys: 1000}
 pools:
   - {name: payments, rate: 10000/s, capacity: 20000, interval: 50ms, floor_share: 40%, regions: {eu-west-1: {weight: 2, floor: 2000/s}, us: , ap: {burst: 5000, ceiling: 9000/s}}}

@@ -150,7 +150,7 @@ func rateKind() fields.Kind {
 		}
 		return text(n)
 	}
-	k.Schema["pattern"] = `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`
+	k.Schema["pattern"] = `^ *[0-9]+ */ *[0-9.]*(ns|us|µs|ms|s|m|h|d|w)( *[0-9.]+(ns|us|µs|ms|s|m|h))* *$`
 	return k
 }
 

@@ -166,7 +166,7 @@ func Duration(lo, hi, unit time.Duration) Kind {
 			return nil, fmt.Sprintf("%s is not %s", Brief(n.Value), want)
 		}
 		return d, ""
-	}, map[string]any{"type": "string", "pattern": `^([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h|d))+$`}}
+	}, map[string]any{"type": "string", "pattern": `^([0-9]+[dw]|([0-9]+(\.[0-9]+)?(ns|us|µs|ms|s|m|h))+)$`}}
 }
 
 // short formats a duration without the parts that are zero: 1m, 8784h.
