@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -23,6 +24,9 @@ import (
 	"google.golang.org/grpc/tap"
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
+	"github.com/tokenrefill/refiller/internal/sidecar/call"
+	"github.com/tokenrefill/refiller/internal/sidecar/httpapi"
+	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 )
 
 // leaveSocket closes a listener but leaves its socket, as a killed process does.
@@ -95,6 +99,42 @@ func TestAClientWithTooManyWaitsIsRefusedMoreOfThemAndNothingElse(t *testing.T) 
 	waiting.Wait()
 	b.underWay(0)
 	require.Equal(t, http.StatusOK, send(t, greedy, http.MethodPost, b.url("/v1/wait"), `{"key":"checkout"}`).status)
+}
+
+// The address of the last hop is often that of one proxy for all users, so it doesn't name a client.
+func TestEachKeyOfAProxysChecksIsAClient(t *testing.T) {
+	t.Parallel()
+	var set *limits.Set
+	start(t, func(_ *Options, b *bench) {
+		set = b.named(`limits:
+  - {name: queue, pacing: {rate: 1/h, max_wait: 10h}}
+  - {name: teams, bucket: {prefix: "team:"}}
+`)
+	})
+	h := httpapi.New(httpapi.Config{
+		Limits: limits.Access{InForce: func() *limits.Set { return set }}, Logger: hclog.NewNullLogger(),
+	})
+	asked := func(query, user string) (got call.Asks) {
+		turn := func(_ context.Context, a call.Asks) error {
+			got = a
+			return call.ErrBusy
+		}
+		r := httptest.NewRequestWithContext(call.WithTurn(t.Context(), turn), http.MethodGet, "/v1/check?"+query, nil)
+		r.Header.Set("X-User", user)
+		r.Header.Set("X-Forwarded-For", "203.0.113."+user+", 10.0.0.1")
+		h.ServeHTTP(httptest.NewRecorder(), r)
+		return got
+	}
+	for _, query := range []string{
+		"limit=queue&by=header:X-User", "limit=queue&by=ip&trusted=10.0.0.0/8", "limit=teams&key=all&flow_by=header:X-User",
+	} {
+		one := asked(query, "1")
+		require.Equal(t, strings.HasPrefix(query, "limit=queue"), one.MayWait, query)
+		require.Equal(t, clientOf(localOrigin, one), clientOf(localOrigin, asked(query, "1")), query)
+		require.NotEqual(t, clientOf(localOrigin, one), clientOf(localOrigin, asked(query, "2")), query)
+	}
+	require.NotEqual(t, asked("limit=queue&key=a", "1"), asked("limit=teams&key=a", "1"))
+	require.Equal(t, asked("limit=queue&key=a", "1").Key, asked("key=a&limit=queue", "2").Key)
 }
 
 func TestWaitsOverGRPCAndHTTPCountTogetherAndHealthIsExempt(t *testing.T) {

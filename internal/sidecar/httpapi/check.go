@@ -15,7 +15,6 @@ import (
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/internal/sidecar/limits"
 	"github.com/tokenrefill/refiller/internal/sidecar/metrics"
-	"github.com/tokenrefill/refiller/limit"
 	httplimit "github.com/tokenrefill/refiller/middleware/httplimit"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -63,13 +62,21 @@ func (h *Handler) check(w http.ResponseWriter, r *http.Request) {
 		Fail(w, fmt.Errorf("%w: by: %w", call.ErrBadRequest, err), h.config.Logger)
 		return
 	}
-	limiter, err := q.limiter(request, key)
+	flow, err := q.flowOf(request)
+	if err != nil {
+		Fail(w, err, h.config.Logger)
+		return
+	}
+	limiter, err := q.limit.For(key, flow)
 	if err != nil {
 		Fail(w, err, h.config.Logger)
 		return
 	}
 	asks := call.Asks{
-		Key: r.URL.RawQuery + " " + r.RemoteAddr, Size: len(r.URL.RawQuery), MayWait: q.limit.Wait() > 0,
+		Key: q.limit.Name() + " " + key, Size: len(r.URL.RawQuery), MayWait: q.limit.Wait() > 0,
+	}
+	if flow != nil {
+		asks.Flow = *flow
 	}
 	if err := call.Await(r.Context(), asks); err != nil {
 		Fail(w, err, h.config.Logger)
@@ -217,9 +224,9 @@ func (q question) withoutKey() int {
 	return http.StatusTooManyRequests
 }
 
-// limiter returns the limiter of a key, for the flow of the request. A request that lacks a level of the flow's name is
-// in the flow without a name.
-func (q question) limiter(r httplimit.Request, key string) (limit.Limiter, error) {
+// flowOf returns the name of the request's flow. It returns nil, which is the flow without a name, if the query names
+// no flow or if the request lacks a level of the name.
+func (q question) flowOf(r httplimit.Request) (*string, error) {
 	var levels []string
 	for _, of := range q.flow {
 		text, err := of(r)
@@ -227,15 +234,15 @@ func (q question) limiter(r httplimit.Request, key string) (limit.Limiter, error
 			return nil, fmt.Errorf("%w: flow_by: %w", call.ErrBadRequest, err)
 		}
 		if text == "" {
-			return q.limit.For(key, nil)
+			return nil, nil
 		}
 		levels = append(levels, flowname.Level(text))
 	}
 	if len(levels) == 0 {
-		return q.limit.For(key, nil)
+		return nil, nil
 	}
 	name := flowname.Fit(strings.Join(levels, "/"))
-	return q.limit.For(key, &name)
+	return &name, nil
 }
 
 // mostLevels is the largest number of levels in the name of a flow.
