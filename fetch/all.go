@@ -394,6 +394,8 @@ func (p *part) undo(demands []lua.Demand) func(context.Context, lua.Client, redi
 		if err != nil {
 			return
 		}
+		var backs sync.WaitGroup
+		defer backs.Wait()
 		for i, r := range replies {
 			switch key := demands[i].Key; {
 			case cfg.request != "":
@@ -401,7 +403,7 @@ func (p *part) undo(demands []lua.Demand) func(context.Context, lua.Client, redi
 			case r.Taken > 0:
 				back := backOf(&r, c.buckets.find(key).known.Load(), demands[i].Flow.Name)
 				back.Era = r.Version.Era
-				c.giveBackBy(ctx, by, kinds[i], key, back)
+				backs.Go(func() { c.giveBackBy(ctx, by, kinds[i], key, back) })
 			}
 		}
 	}

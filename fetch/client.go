@@ -200,6 +200,7 @@ type life struct {
 	quit    chan struct{} // closed when the Client is
 	mu      sync.Mutex
 	running sync.WaitGroup // goroutines, and calls of several steps
+	after   sync.WaitGroup // leftovers, which may begin when running has ended
 	ended   chan struct{}  // closed when all of them have ended and the last step is done; nil before end is called
 	err     error          // of the last step
 }

@@ -21,6 +21,7 @@ type node struct {
 	lost                    error  // why no server has the key; nil if this one does
 	addr                    string // names the server to users; empty if the Redis client chooses the server
 	queue                   *engine.Queue[ask]
+	after                   *engine.Commands  // sends the commands of leftovers
 	sockets                 []*engine.Sockets // make its connections; none if the Redis client makes them
 	breaker                 *engine.Breaker
 	takeLoaded, takesLoaded atomic.Bool // the server has loaded these scripts, as far as is known
@@ -115,6 +116,7 @@ func (ns *nodes) add(s *node, rdb redis.UniversalClient, most int, excuse func()
 		Changed:  func(open bool) { ns.c.breakerChanged(s, open) },
 	}
 	s.queue = engine.NewQueue(ns.c.sender(s, rdb), most, s.breaker, express)
+	s.after = engine.NewCommands(rdb, min(most, mostLeftovers))
 	return s
 }
 
@@ -255,6 +257,7 @@ func (ns *nodes) crossSlot() bool { return ns.bySlot }
 // close waits until no call is under way any more, and closes the queues and the connections.
 func (ns *nodes) close() error {
 	ns.all(func(s *node) { _ = s.queue.Close(context.Background()) })
+	ns.c.life.after.Wait() // only calls that were under way have leftovers
 	var errs []error
 	for _, own := range ns.own {
 		errs = append(errs, own.Close())

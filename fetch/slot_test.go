@@ -416,7 +416,8 @@ func TestBucketsOfASlotThatMovesDoNotRefuseEachOther(t *testing.T) {
 				run: policy.Run{N: 1, Count: 1}, allKeys: allKeys}
 			batch = append(batch, r)
 		}
-		require.NoError(t, c.sender(s, rdb)(ctx, batch))
+		_, err := c.sender(s, rdb)(ctx, batch)
+		require.NoError(t, err)
 		for _, r := range batch {
 			require.NoError(t, r.Body.err)
 			require.True(t, r.Body.reply.OK)

@@ -49,7 +49,8 @@ func TestTakesBeforeAndAfterATemplateIsKnownGoTogether(t *testing.T) {
 			allKeys: true}
 		batch = append(batch, r)
 	}
-	require.NoError(t, c.sender(s, rdb)(t.Context(), batch))
+	_, err := c.sender(s, rdb)(t.Context(), batch)
+	require.NoError(t, err)
 	require.NoError(t, batch[1].Body.err)
 }
 

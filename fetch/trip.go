@@ -26,6 +26,8 @@ type trip struct {
 	cmds      []redis.Cmder
 	steps     int                    // the last ones of cmds; no evidence, as they may be for other servers
 	asked     time.Time              // when cmds were last sent
+	took      time.Duration          // the shortest round trip
+	shown     error                  // evidence about the server
 	unclaimed []*engine.Request[ask] // requests of callers that have left
 	ctx       context.Context
 	text      bool // scripts are sent as text, since the server doesn't know one
@@ -45,7 +47,7 @@ var trips = sync.Pool{New: func() any { return &trip{last: map[string]*group{}, 
 // takes, the first round trip uses only the key of the tokens. If it turns out to have too few, the next round trip
 // asks the bucket again, with all of its keys.
 func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
-	return func(ctx context.Context, batch []*engine.Request[ask]) error {
+	return func(ctx context.Context, batch []*engine.Request[ask]) (time.Duration, error) {
 		t := trips.Get().(*trip)
 		defer t.free()
 		t.c = c
@@ -53,7 +55,6 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 		t.rdb = rdb
 		t.ctx = ctx
 		now := time.Now() // read once: read for each bucket, it costs a tenth of the takes
-		var shown error
 		for _, r := range batch {
 			if r.Body.cmd != nil {
 				t.cmds = append(t.cmds, r.Body.cmd)
@@ -63,13 +64,7 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 		}
 		commands := len(t.cmds)
 		for t.place(); len(t.cmds) > 0; t.place() {
-			t.asked = time.Now()
-			engine.Exec(ctx, rdb, t.cmds)
-			for _, cmd := range t.cmds[:len(t.cmds)-t.steps] {
-				if err := evidence(cmd.Err()); shown == nil {
-					shown = err
-				}
-			}
+			t.exec()
 			if commands > 0 {
 				commands = 0
 				t.answerCommands(batch)
@@ -80,8 +75,24 @@ func (c *Client) sender(s *node, rdb redis.UniversalClient) engine.Sender[ask] {
 			}
 			t.cmds = t.cmds[:0]
 		}
-		t.finishUnclaimed()
-		return shown
+		t.finish()
+		return t.took, t.shown
+	}
+}
+
+// exec makes a round trip with the commands. The first error that is evidence about the server is the one of the trip.
+func (t *trip) exec() {
+	t.asked = time.Now()
+	engine.Exec(t.ctx, t.rdb, t.cmds)
+	took := time.Since(t.asked)
+	own := t.cmds[:len(t.cmds)-t.steps]
+	if len(own) > 0 && (t.took == 0 || took < t.took) {
+		t.took = took
+	}
+	for _, cmd := range own {
+		if err := evidence(cmd.Err()); t.shown == nil {
+			t.shown = err
+		}
 	}
 }
 
@@ -197,38 +208,11 @@ func (t *trip) answerCommands(batch []*engine.Request[ask]) {
 	}
 }
 
-// entry is a bucket of a template that has to be added to two sets on another server: the active set and the set of
-// buckets that are counted.
-type entry struct {
-	template *lua.Template
-	key      string
-	till     int64 // when the bucket expires, in seconds
-}
-
-// finishUnclaimed does the work that has no waiter: it returns tokens taken for callers that left, and adds buckets to
-// the sets of their templates. If that fails, the bucket's next take that is denied or asks for the policy adds the
-// bucket.
-func (t *trip) finishUnclaimed() {
-	if len(t.unclaimed) == 0 && len(t.entries) == 0 {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.ctx), engine.Grace)
-	defer cancel()
-	by := engine.NewCommands(t.rdb, 1) // all of them go in one round trip
-	var wg sync.WaitGroup
-	for _, r := range t.unclaimed {
-		wg.Go(func() {
-			switch a := &r.Body; {
-			case a.cmd != nil && a.undo != nil && a.cmd.Err() == nil:
-				a.undo(ctx, by, a.cmd)
-			case a.cmd == nil && a.err == nil && a.reply.Taken > 0:
-				t.c.giveBackBy(ctx, by, a.kind, a.key, backOf(&a.reply, a.info, a.flow))
-			}
-		})
-	}
-	wg.Wait()
-	for _, e := range t.entries {
-		_ = e.template.Enter(ctx, t.rdb, e.key, e.till)
+// finish starts the work that has no waiter. Close waits for it.
+func (t *trip) finish() {
+	if len(t.unclaimed) > 0 || len(t.entries) > 0 {
+		l := &leftovers{t.c, t.s, slices.Clone(t.unclaimed), slices.Clone(t.entries)}
+		t.c.life.after.Go(l.do)
 	}
 }
 
@@ -248,6 +232,8 @@ func (t *trip) free() {
 	t.s = nil
 	t.rdb = nil
 	t.ctx = nil
+	t.took = 0
+	t.shown = nil
 	t.text = false
 	trips.Put(t)
 }

@@ -311,7 +311,8 @@ func TestErrorsThatAreNoEvidenceAboutTheServer(t *testing.T) {
 			b := newBreaker()
 			b.Patience = 50 * ms
 			b.Probe = func(context.Context) error { return nil }
-			q := NewQueue(func(_ context.Context, batch []*Request[int]) error {
+			q := NewQueue(func(_ context.Context, batch []*Request[int]) (time.Duration, error) {
+				began := time.Now()
 				busy <- struct{}{}
 				time.Sleep(trip)
 				<-busy
@@ -319,7 +320,7 @@ func TestErrorsThatAreNoEvidenceAboutTheServer(t *testing.T) {
 					r.Body = -r.Body
 					r.Answer()
 				}
-				return nil
+				return time.Since(began), nil
 			}, 64, b, nil)
 			for range 10 {
 				_, err := ask(context.Background(), q, 1, 0)
@@ -382,7 +383,7 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 		b.Patience = 50 * ms
 		b.Probe = func(context.Context) error { return nil }
 		q := NewQueue(s.send, 8, b, &Express[int]{
-			Send: func(_ context.Context, batch []*Request[int]) (err error) {
+			Send: func(_ context.Context, batch []*Request[int]) (_ time.Duration, err error) {
 				select {
 				case <-time.After(trip):
 					batch[0].Body = -batch[0].Body
@@ -390,7 +391,7 @@ func TestAnImpatientLoneCallerIsNoEvidence(t *testing.T) {
 					err = net.ErrClosed
 				}
 				batch[0].Answer()
-				return err
+				return trip, err
 			},
 			Interrupt: func() { cut <- struct{}{} },
 			Alive:     func() bool { return true },
@@ -422,7 +423,7 @@ func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 		connects := false
 		cut := make(chan struct{}, 1)
 		q := NewQueue(s.send, 8, nil, &Express[int]{
-			Send: func(ctx context.Context, batch []*Request[int]) (err error) {
+			Send: func(ctx context.Context, batch []*Request[int]) (_ time.Duration, err error) {
 				if connects {
 					err = sleep(ctx, time.Second, true)
 				} else {
@@ -430,7 +431,7 @@ func TestALoneCallerWhoLeavesIsNotHeld(t *testing.T) {
 					err = net.ErrClosed
 				}
 				batch[0].Answer()
-				return err
+				return ms / 4, err
 			},
 			Interrupt: func() { cut <- struct{}{} },
 			Alive:     func() bool { return true },

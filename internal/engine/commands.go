@@ -44,16 +44,18 @@ type Commands struct{ queue *Queue[redis.Cmder] }
 // NewCommands makes Commands that use a Redis client, which they never close. At most most round trips are under way at
 // once.
 func NewCommands(rdb redis.UniversalClient, most int) *Commands {
-	return &Commands{NewQueue(func(ctx context.Context, batch []*Request[redis.Cmder]) error {
+	return &Commands{NewQueue(func(ctx context.Context, batch []*Request[redis.Cmder]) (time.Duration, error) {
 		cmds := make([]redis.Cmder, len(batch))
 		for i, r := range batch {
 			cmds[i] = r.Body
 		}
+		began := time.Now()
 		Exec(ctx, rdb, cmds)
+		trip := time.Since(began)
 		for _, r := range batch {
 			r.Answer()
 		}
-		return nil
+		return trip, nil
 	}, most, nil, nil)}
 }
 

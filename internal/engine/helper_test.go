@@ -52,7 +52,8 @@ func (s *server) set(change func(*server)) {
 	change(s)
 }
 
-func (s *server) send(ctx context.Context, batch []*Request[int]) error {
+func (s *server) send(ctx context.Context, batch []*Request[int]) (time.Duration, error) {
+	began := time.Now()
 	s.mu.Lock()
 	s.under++
 	s.most = max(s.most, s.under)
@@ -91,7 +92,7 @@ func (s *server) send(ctx context.Context, batch []*Request[int]) error {
 			s.mu.Unlock()
 		}
 	}
-	return err
+	return time.Since(began), err
 }
 
 // sleep waits as a socket does, until the deadline of ctx at the latest. As a dial it also ends when ctx is cancelled.

@@ -33,7 +33,7 @@ func TestOpeningAConnectionPutsADeadlineOff(t *testing.T) {
 					}
 					return nil, errors.New("the fake server needs no connection")
 				})
-				q.send = func(ctx context.Context, batch []*Request[int]) error {
+				q.send = func(ctx context.Context, batch []*Request[int]) (time.Duration, error) {
 					_, _ = dial(ctx, "", "")
 					return send(ctx, batch)
 				}
@@ -60,10 +60,10 @@ func TestARequestWhoseDeadlineWasPutOffIsReused(t *testing.T) {
 		time.Sleep(trip) // sends nothing to the timer, so no signal orders its reads before the answer
 		return nil, errors.New("the fake server needs no connection")
 	})
-	q := NewQueue(func(_ context.Context, batch []*Request[int]) error {
+	q := NewQueue(func(_ context.Context, batch []*Request[int]) (time.Duration, error) {
 		_, _ = dial(t.Context(), "", "")
 		batch[0].Answer()
-		return nil
+		return trip, nil
 	}, 1, nil, nil)
 	q.Sockets = sockets
 	r := q.Request()

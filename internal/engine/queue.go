@@ -34,15 +34,18 @@ var (
 	ErrNoAnswer = fmt.Errorf("engine: no answer in time: %w", context.DeadlineExceeded)
 )
 
-// Sender makes one round trip for a batch of requests, in their order, and calls Answer once for each of them. The
-// error is evidence about the server. If it is nil, the server answers. ErrNoEvidence shows nothing about the server,
-// and any other error shows that the server failed.
+// Sender makes a call for a batch of requests, in their order, and calls Answer once for each of them. It returns when
+// all of them are answered, because further work would delay the caller that makes its call itself.
+//
+// trip is the time of a round trip. It is shorter than the call if the call needs several of them. The error is
+// evidence about the server. If it is nil, the server answers. ErrNoEvidence shows nothing about the server, and any
+// other error shows that the server failed.
 //
 // The deadline of ctx is Grace after the last instant at which a reply has a use. That is the latest deadline of a
 // request, postponed as far as its Wait allows, or the end of the breaker's patience if that is later. The deadline
 // of ctx is at most a minute after the departure. ctx is cancelled when no caller waits for a reply any more. Requests
 // that are not sent by then need not be sent.
-type Sender[T any] func(ctx context.Context, batch []*Request[T]) error
+type Sender[T any] func(ctx context.Context, batch []*Request[T]) (trip time.Duration, err error)
 
 // Queue sends requests to a server. Its methods are safe for concurrent use.
 type Queue[T any] struct {

@@ -55,6 +55,25 @@ func TestQueueDepartsOnceAMillisecondWhileCallsAreUnderWay(t *testing.T) {
 	})
 }
 
+// A call may make several round trips, some of them to other servers.
+func TestARoundTripIsWhatTheSenderMeasured(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		q := NewQueue(func(_ context.Context, batch []*Request[int]) (time.Duration, error) {
+			time.Sleep(time.Second)
+			batch[0].Body = -batch[0].Body
+			batch[0].Answer()
+			return 20 * ms, nil
+		}, 1, nil, nil)
+		for range 10 {
+			_, err := ask(t.Context(), q, 1, 0)
+			require.NoError(t, err)
+			synctest.Wait()
+			require.Equal(t, 20*ms, q.RoundTrip())
+		}
+		require.NoError(t, q.Close(t.Context()))
+	})
+}
+
 func TestAQueueMakesNoMoreCallsAtOnceThanItMay(t *testing.T) {
 	bubble(t, 20*ms, 2, nil, func(t *testing.T, s *server, q *Queue[int]) {
 		var wg sync.WaitGroup

@@ -10,18 +10,18 @@ import (
 // than keeping idle goroutines that wait for calls.
 func (q *Queue[T]) work(c *call[T]) {
 	for c != nil {
-		err := q.send(c.ctx, c.batch)
+		trip, err := q.send(c.ctx, c.batch)
 		runtime.Gosched() // callers that were answered may send again, with the next call
-		c = q.next(c, err)
+		c = q.next(c, trip, err)
 	}
 }
 
 // next records the end of a call, and returns the next one if one may depart.
-func (q *Queue[T]) next(c *call[T], err error) *call[T] {
+func (q *Queue[T]) next(c *call[T], trip time.Duration, err error) *call[T] {
 	now := time.Now()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.ended(c, now, err)
+	q.ended(c, now, trip, err)
 	c = q.depart(now)
 	q.arm(now)
 	q.settle()
@@ -35,7 +35,7 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 		use := r.uses // leave may run late, when another caller uses the request
 		stop = context.AfterFunc(ctx, func() { q.leave(ctx, r, use) })
 	}
-	err := q.express.Send(c.ctx, c.batch)
+	trip, err := q.express.Send(c.ctx, c.batch)
 	stop()
 	state := r.state.Load()
 	if state != left {
@@ -44,14 +44,14 @@ func (q *Queue[T]) workAlone(ctx context.Context, r *Request[T], c *call[T]) {
 	if state != answered && err != nil { // the connection was closed; expire has counted the silence, if there was any
 		err = ErrNoEvidence
 	}
-	c = q.next(c, err)
+	c = q.next(c, trip, err)
 	if c != nil {
 		go q.work(c)
 	}
 }
 
-// ended records the end of a call. The lock is held.
-func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
+// ended records the end of a call whose round trips lasted trip. The lock is held.
+func (q *Queue[T]) ended(c *call[T], now time.Time, trip time.Duration, err error) {
 	for i := range q.calls {
 		if q.calls[i] == c {
 			last := len(q.calls) - 1
@@ -63,13 +63,13 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, err error) {
 	q.failed = err != nil
 	if !q.failed {
 		q.answered = now
-		switch d := now.Sub(c.sent); { // a single slow call has little weight
+		switch { // a single slow round trip has little weight
 		case q.rtt == 0:
-			q.rtt = d
-		case d < q.rtt:
-			q.rtt = (q.rtt + d) / 2
+			q.rtt = trip
+		case trip < q.rtt:
+			q.rtt = (q.rtt + trip) / 2
 		default:
-			q.rtt += (d - q.rtt) / 16
+			q.rtt += (trip - q.rtt) / 16
 		}
 		q.rtt = max(q.rtt, 1) // 0 would mean that there was no answer yet
 		q.trip.Store(int64(q.rtt))
