@@ -57,7 +57,7 @@ Exit codes: 0 reserved, 1 error, 2 wrong usage, 3 denied.`,
 				case !r.OK:
 					text = fmt.Sprintf("denied: %s left; %s due %s", held(r.Result), plural(n), in(r.RetryAfter))
 				case r.Until.IsZero():
-					text = fmt.Sprintf("admitted without the bucket (%s): there is nothing to settle", r.Source)
+					text = fmt.Sprintf("admitted without the bucket (%s): there is nothing to settle", answer.Source(r.Result))
 				}
 				if err := out.print(e.Stdout, text, answer.NewReservation(r)); err != nil {
 					return err

@@ -138,7 +138,7 @@ func TestAReservationOfABucketInShadowModeHasNoID(t *testing.T) {
 	r := b.post("/v1/reserve", `{"key":"tried","ttl_ms":1000}`)
 	require.Equal(t, http.StatusOK, r.status, string(r.body))
 	require.Equal(t, true, r.json(t)["ok"])
-	require.Equal(t, "shared", r.json(t)["source"])
+	require.Equal(t, "shadow", r.json(t)["source"])
 	require.Equal(t, true, r.json(t)["shadow"])
 	require.Nil(t, r.json(t)["id"])
 }

@@ -2,6 +2,7 @@ package sidecar
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"regexp"
 	"strings"
@@ -470,6 +471,30 @@ func TestTokensThatNoBucketGaveAreNotReturned(t *testing.T) {
 	require.Contains(t, string(r.body), "came from no bucket")
 	_, err = buckets.Return(t.Context(), &refillerv1.ReturnRequest{Key: "checkout", Source: res.GetSource()})
 	require.Equal(t, codes.InvalidArgument, status.Code(err))
+}
+
+func TestTokensThatABucketInShadowModeLackedAreNotReturned(t *testing.T) {
+	t.Parallel()
+	b := start(t, nil)
+	p := hourly(3)
+	p.Shadow = true
+	createBucket(t, b.rdb, "trial", p)
+	require.Equal(t, "shared", b.post("/v1/take", `{"key":"trial","tokens":3}`).json(t)["source"])
+	for path, body := range map[string]string{
+		"/v1/take": `{"key":"trial","tokens":3}`, "/v1/wait": `{"key":"trial","tokens":3,"timeout_ms":1}`,
+	} {
+		r := b.post(path, body).json(t)
+		require.Equal(t, true, r["shadow"], path)
+		refused := b.post("/v1/return", fmt.Sprintf(`{"key":"trial","tokens":%v,"source":%q}`, r["taken"], r["source"]))
+		require.Equal(t, http.StatusBadRequest, refused.status, path)
+	}
+	buckets := refillerv1.NewBucketsClient(b.dial())
+	res, err := buckets.Take(t.Context(), &refillerv1.TakeRequest{Key: "trial"})
+	require.NoError(t, err)
+	require.True(t, res.GetShadow())
+	_, err = buckets.Return(t.Context(), &refillerv1.ReturnRequest{Key: "trial", Source: res.GetSource()})
+	require.Equal(t, codes.InvalidArgument, status.Code(err))
+	require.Zero(t, b.tokens("trial"))
 }
 
 func TestANamedBucketIsAnsweredAsItsDegradedModeSays(t *testing.T) {

@@ -224,8 +224,8 @@ type ReturnRequest struct {
 	state  protoimpl.MessageState `protogen:"open.v1"`
 	Key    string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	Tokens *int64                 `protobuf:"varint,2,opt,name=tokens,proto3,oneof" json:"tokens,omitempty"`
-	// The source in the reply to the take. A source that begins with "fallback" is refused with INVALID_ARGUMENT, because
-	// its tokens came from no bucket.
+	// The source in the reply to the take. "shadow", and a source that begins with "fallback", are refused with
+	// INVALID_ARGUMENT, because their tokens came from no bucket.
 	Source        string `protobuf:"bytes,3,opt,name=source,proto3" json:"source,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -694,7 +694,8 @@ type Result struct {
 	RetryAfter *durationpb.Duration `protobuf:"bytes,6,opt,name=retry_after,json=retryAfter,proto3" json:"retry_after,omitempty"`
 	// Time until the bucket is full if no caller takes tokens; absent if no known refill fills it.
 	ResetAfter *durationpb.Duration `protobuf:"bytes,7,opt,name=reset_after,json=resetAfter,proto3" json:"reset_after,omitempty"`
-	// The source of the result. "shared" is the bucket in Redis.
+	// The source of the result. "shared" is the bucket in Redis. "shadow" means that the bucket is in shadow mode and
+	// lacked the tokens. A source that begins with "fallback" is the bucket's degraded mode.
 	Source string `protobuf:"bytes,8,opt,name=source,proto3" json:"source,omitempty"`
 	// Whether the bucket belongs to a pool, and the region has only its floor at present, because it has no grant.
 	OnFloor bool `protobuf:"varint,9,opt,name=on_floor,json=onFloor,proto3" json:"on_floor,omitempty"`

@@ -23,11 +23,23 @@ type Result struct {
 	Shadow       bool   `json:"shadow,omitempty"` // a bucket in shadow mode would have denied it
 }
 
+// SourceShadow is the source of an answer whose tokens a bucket in shadow mode lacked.
+const SourceShadow = "shadow"
+
+// Source returns the source of r as text. If a bucket in shadow mode lacked tokens of r, it is SourceShadow. Otherwise
+// a caller could return tokens that no bucket gave.
+func Source(r fetch.Result) string {
+	if r.Shadow && r.Source.Kind != fetch.SourceFallback {
+		return SourceShadow
+	}
+	return r.Source.String()
+}
+
 // NewResult converts r, a result of the bucket key.
 func NewResult(key string, r fetch.Result) Result {
 	return Result{
 		Key: key, OK: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: r.Source.String(), OnFloor: r.OnFloor,
+		RetryAfterMS: millis(r.RetryAfter), ResetAfterMS: millis(r.ResetAfter), Source: Source(r), OnFloor: r.OnFloor,
 		Outstanding: r.Outstanding, Shadow: r.Shadow,
 	}
 }
@@ -84,7 +96,7 @@ type Wait struct {
 // tokens did not come in time.
 func NewWait(key string, r fetch.Result, waited time.Duration) Wait {
 	return Wait{
-		Key: key, OK: r.OK, Taken: r.Taken, WaitedMS: waited.Milliseconds(), Source: r.Source.String(), Shadow: r.Shadow,
+		Key: key, OK: r.OK, Taken: r.Taken, WaitedMS: waited.Milliseconds(), Source: Source(r), Shadow: r.Shadow,
 	}
 }
 

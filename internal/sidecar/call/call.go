@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/answer"
 	"github.com/tokenrefill/refiller/lua"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -34,11 +35,11 @@ func Late(ctx context.Context, err error) bool {
 		errors.Is(err, context.DeadlineExceeded) && !errors.Is(err, fetch.ErrUnavailable) && ctx.Err() == nil
 }
 
-// Returnable returns an error if source is a degraded mode. Tokens of a degraded mode came from no bucket, so their
+// Returnable returns an error if source is a degraded mode or shadow mode. Such tokens came from no bucket, so their
 // return would create tokens. source is from the reply that granted the tokens. An empty source is accepted.
 func Returnable(source string) error {
 	kind, _, _ := strings.Cut(source, ":")
-	if kind == fetch.SourceFallback.String() {
+	if kind == fetch.SourceFallback.String() || kind == answer.SourceShadow {
 		return fmt.Errorf("%w: source: tokens of %q came from no bucket, so they can't be returned", ErrBadRequest, source)
 	}
 	return nil

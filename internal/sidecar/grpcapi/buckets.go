@@ -11,6 +11,7 @@ import (
 
 	refillerv1 "github.com/tokenrefill/refiller/api/refiller/v1"
 	"github.com/tokenrefill/refiller/fetch"
+	"github.com/tokenrefill/refiller/internal/sidecar/answer"
 	"github.com/tokenrefill/refiller/internal/sidecar/call"
 	"github.com/tokenrefill/refiller/policy"
 )
@@ -101,7 +102,7 @@ func (s *Buckets) Wait(ctx context.Context, req *refillerv1.WaitRequest) (*refil
 		return nil, call.GRPCError(err)
 	}
 	return &refillerv1.WaitResponse{
-		Key: req.GetKey(), Ok: res.OK, Taken: res.Taken, Waited: durationpb.New(waited), Source: res.Source.String(),
+		Key: req.GetKey(), Ok: res.OK, Taken: res.Taken, Waited: durationpb.New(waited), Source: answer.Source(res),
 		Shadow: res.Shadow,
 	}, nil
 }
@@ -170,7 +171,7 @@ func tokens(n *int64) int64 {
 func resultProto(key string, r fetch.Result) *refillerv1.Result {
 	return &refillerv1.Result{
 		Key: key, Ok: r.OK, Taken: r.Taken, Remaining: r.Remaining, Limit: r.Limit,
-		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: r.Source.String(),
+		RetryAfter: durationProto(r.RetryAfter), ResetAfter: durationProto(r.ResetAfter), Source: answer.Source(r),
 		OnFloor: r.OnFloor, Outstanding: r.Outstanding, Shadow: r.Shadow,
 	}
 }
