@@ -189,6 +189,26 @@ func TestEachDescriptorMayHaveItsOwnHits(t *testing.T) {
 	require.EqualValues(t, 3, b.tokens("checkout"))
 }
 
+// Otherwise each repetition of the request would return the hits again.
+func TestARequestWithAnErrorReturnsNoHits(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	require.Equal(t, codeOK, should(t, c, request(3, of("generic_key", "checkout"))).GetOverallCode())
+	back, failing := hits(1, of("generic_key", "checkout")), hits(1, of("partner", "unknown"))
+	back.IsNegativeHits = true
+	failing.IsNegativeHits = true
+	window := hits(1, of("remote_address", "10.0.0.2"))
+	require.EqualValues(t, 2, should(t, c, request(0, window)).GetStatuses()[0].GetLimitRemaining())
+	window.IsNegativeHits = true
+	for range 3 {
+		_, err := c.ShouldRateLimit(t.Context(), request(0, back, window, failing))
+		require.Equal(t, codes.NotFound, status.Code(err))
+	}
+	require.Zero(t, b.tokens("checkout"))
+	window = hits(0, of("remote_address", "10.0.0.2"))
+	require.EqualValues(t, 2, should(t, c, request(0, window)).GetStatuses()[0].GetLimitRemaining())
+}
+
 func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {
 	t.Parallel()
 	b, c := envoyBench(t, nil)

@@ -225,28 +225,29 @@ func (r *Limits) find(d *decision, inDomain string, descriptor *descriptorpb.Rat
 // its limits denies, or if all of its quotas do. Then askAll returns the tokens. A descriptor with up_to is charged
 // even if it gets too few tokens. Its tokens are returned only if a descriptor without up_to denies.
 //
-// Descriptors that return hits come last. If the request is over limit, most of them only read the state of their
-// limit. Two kinds still return hits, because tokens that they had taken would stay taken. These are descriptors in
-// shadow mode, and those with up_to unless a descriptor without up_to denies.
+// Descriptors that return hits first only read the state of their limit. They return the hits when all other calls have
+// succeeded, so a request with an error returns none. If the request is over limit, most of them return nothing. Two
+// kinds still return hits, because tokens that they had taken would stay taken. These are descriptors in shadow mode,
+// and those with up_to unless a descriptor without up_to denies.
 func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (over bool, err error) {
 	for i := range ds {
 		if d := &ds[i]; d.limited() && d.taker == nil {
 			d.taker = s.buckets
 		}
 	}
-	takes := func(d *decision) bool { return d.limited() && !d.back }
-	if err := atOnce(ds, takes, func(d *decision) error { return d.answer(d.take(ctx)) }); err != nil {
+	err = atOnce(ds, (*decision).limited, func(d *decision) error {
+		if d.back {
+			return d.answer(d.peek(ctx))
+		}
+		return d.answer(d.take(ctx))
+	})
+	if err != nil {
 		s.giveBack(ctx, ds, true)
 		return false, err
 	}
 	over, refused := s.verdict(ds, allQuotas)
-	returns := func(d *decision) bool { return d.limited() && d.back }
-	err = atOnce(ds, returns, func(d *decision) error {
-		if d.returnsHits(over, refused) {
-			return d.answer(d.giveHits(ctx))
-		}
-		return d.answer(d.peek(ctx))
-	})
+	returns := func(d *decision) bool { return d.limited() && d.back && d.returnsHits(over, refused) }
+	err = atOnce(ds, returns, func(d *decision) error { return d.answer(d.giveHits(ctx)) })
 	if err != nil {
 		s.giveBack(ctx, ds, true)
 		return false, err
@@ -257,8 +258,8 @@ func (s *Server) askAll(ctx context.Context, ds []decision, allQuotas bool) (ove
 	return over, nil
 }
 
-// returnsHits reports whether a descriptor that returns hits does so, or only reads the state of its limit. over and
-// refused are the verdict on the request.
+// returnsHits reports whether a descriptor that returns hits does so, in spite of the verdict on the request. over and
+// refused are that verdict.
 func (d *decision) returnsHits(over, refused bool) bool {
 	return d.shadow || !refused && (!over || d.limit.upTo)
 }
