@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -37,14 +38,20 @@ func Exec(ctx context.Context, rdb redis.UniversalClient, cmds []redis.Cmder) {
 	}
 }
 
-// Commands sends single commands through a Queue. Commands that wait at the same time share a round trip. Its methods
-// are safe for concurrent use. It need not be closed, because it holds no resources while no command is under way.
-type Commands struct{ queue *Queue[redis.Cmder] }
+// Commands sends single commands through a Queue. Commands that wait at the same time share a round trip. Each server
+// of a Cluster or Ring has its own Queue, so that a silent server delays only the commands for its keys. The methods of
+// Commands are safe for concurrent use. It need not be closed, because it holds no resources while no command is under
+// way.
+type Commands struct {
+	rdb    redis.UniversalClient
+	queue  func() *Queue[redis.Cmder] // makes a Queue
+	queues sync.Map                   // *redis.Client → *Queue: by server
+}
 
-// NewCommands makes Commands that use a Redis client, which they never close. At most most round trips are under way at
-// once.
+// NewCommands makes Commands that use a Redis client, which they never close. At most most round trips to a server are
+// under way at once.
 func NewCommands(rdb redis.UniversalClient, most int) *Commands {
-	return &Commands{NewQueue(func(ctx context.Context, batch []*Request[redis.Cmder]) (time.Duration, error) {
+	send := func(ctx context.Context, batch []*Request[redis.Cmder]) (time.Duration, error) {
 		cmds := make([]redis.Cmder, len(batch))
 		for i, r := range batch {
 			cmds[i] = r.Body
@@ -56,7 +63,8 @@ func NewCommands(rdb redis.UniversalClient, most int) *Commands {
 			r.Answer()
 		}
 		return trip, nil
-	}, most, nil, nil)}
+	}
+	return &Commands{rdb: rdb, queue: func() *Queue[redis.Cmder] { return NewQueue(send, most, nil, nil) }}
 }
 
 // Process sends a command and waits for its reply or for the end of ctx. In the latter case the command may have been
@@ -66,13 +74,74 @@ func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
 		return err
 	}
 	deadline, _ := ctx.Deadline()
-	r := c.queue.Request()
+	q := c.queueOf(ownerOf(c.rdb, firstKey(cmd)))
+	r := q.Request()
 	r.Body = cmd
-	if err := c.queue.Do(ctx, r, Wait{Began: time.Now(), Deadline: deadline}); errors.Is(err, ErrFull) {
+	if err := q.Do(ctx, r, Wait{Began: time.Now(), Deadline: deadline}); errors.Is(err, ErrFull) {
 		return fmt.Errorf("%w: %w", redis.ErrPoolTimeout, err)
 	} else if err != nil {
 		return err
 	}
-	c.queue.Release(r)
+	q.Release(r)
 	return cmd.Err()
+}
+
+// queueOf returns the Queue of a server.
+func (c *Commands) queueOf(server *redis.Client) *Queue[redis.Cmder] {
+	if q, ok := c.queues.Load(server); ok {
+		return q.(*Queue[redis.Cmder])
+	}
+	c.queues.Range(func(other, _ any) bool {
+		if hasLeft(other.(*redis.Client)) {
+			c.queues.Delete(other) // a caller that has found it a moment ago can still use it
+		}
+		return true
+	})
+	q, _ := c.queues.LoadOrStore(server, c.queue())
+	return q.(*Queue[redis.Cmder])
+}
+
+// ended is a cancelled context. With it, go-redis returns what it already knows and sends nothing.
+var ended = func() context.Context {
+	ctx, cancel := context.WithCancel(context.Background())
+	cancel()
+	return ctx
+}()
+
+// hasLeft reports whether go-redis has closed the client of a server, because the server has left its Cluster or Ring.
+func hasLeft(server *redis.Client) bool {
+	return server != nil && errors.Is(server.Ping(ended).Err(), redis.ErrClosed)
+}
+
+// ownerOf returns the client of the server that has a key. It returns nil if that server isn't known, or if all keys
+// are on one server.
+func ownerOf(rdb redis.UniversalClient, key string) *redis.Client {
+	var client *redis.Client
+	switch rdb := rdb.(type) {
+	case *redis.ClusterClient:
+		client, _ = rdb.MasterForKey(ended, key)
+	case *redis.Ring:
+		client, _ = rdb.GetShardClientForKey(key)
+	}
+	return client
+}
+
+// firstKey returns the first key of a script's call, or the key of another command. A command without keys has "".
+func firstKey(cmd redis.Cmder) string {
+	at := 1
+	switch cmd.Name() {
+	case "eval", "evalsha":
+		at = 3
+	}
+	args := cmd.Args()
+	if len(args) <= at {
+		return ""
+	}
+	switch key := args[at].(type) {
+	case string:
+		return key
+	case *string: // of a script's call
+		return *key
+	}
+	return ""
 }

@@ -101,3 +101,28 @@ func TestAServerThatRefusesConnectionsFailsEveryCommand(t *testing.T) {
 		require.ErrorContains(t, cmd.Err(), "WRONGPASS")
 	}
 }
+
+// The Queue of a server that has left is removed when another server joins.
+func TestCommandsForgetServersThatLeft(t *testing.T) {
+	addrs := map[string]string{"first": listen(t, "eval", ""), "second": listen(t, "eval", "")}
+	rdb := redis.NewRing(&redis.RingOptions{Addrs: addrs, NewClient: func(o *redis.Options) *redis.Client {
+		o.DisableIdentity = true
+		return redis.NewClient(o)
+	}})
+	defer func() { require.NoError(t, rdb.Close()) }()
+	c := NewCommands(rdb, 8)
+	queues := func() (n int) {
+		for i := range 20 {
+			key := fmt.Sprint("user:", i)
+			require.NoError(t, c.Process(t.Context(), redis.NewCmd(t.Context(), "eval", "", 1, &key)))
+		}
+		c.queues.Range(func(any, any) bool {
+			n++
+			return true
+		})
+		return n
+	}
+	require.Equal(t, 2, queues())
+	rdb.SetAddrs(map[string]string{"first": addrs["first"], "third": listen(t, "eval", "")})
+	require.Equal(t, 2, queues())
+}

@@ -92,7 +92,7 @@ var (
 	errNoWindow = errors.New("each call reached Redis in another window of the calendar than expected")
 )
 
-// MostCalls bounds the round trips of a limiter that are under way.
+// MostCalls bounds the round trips of a limiter to a server that are under way.
 const MostCalls = 256
 
 // Script is the Engine that decides in Redis. A call returns when its context ends, even if the socket timeouts of the
