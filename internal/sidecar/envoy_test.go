@@ -1,6 +1,7 @@
 package sidecar
 
 import (
+	"context"
 	"math"
 	"os"
 	"slices"
@@ -18,7 +19,9 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/sidecar/envoy"
+	"github.com/tokenrefill/refiller/policy"
 )
 
 // edgeLimits returns the limits of the file edge, on the bench's Redis.
@@ -207,6 +210,48 @@ func TestARequestWithAnErrorReturnsNoHits(t *testing.T) {
 	require.Zero(t, b.tokens("checkout"))
 	window = hits(0, of("remote_address", "10.0.0.2"))
 	require.EqualValues(t, 2, should(t, c, request(0, window)).GetStatuses()[0].GetLimitRemaining())
+}
+
+func TestTheQuestionBeforeAStreamDeniesNothingInShadowMode(t *testing.T) {
+	t.Parallel()
+	b, c := envoyBench(t, nil)
+	p := hourly(3)
+	for key, want := range map[string]rls.RateLimitResponse_Code{"enforced": over, "tried": codeOK} {
+		p.Shadow = want == codeOK
+		createBucket(t, b.rdb, "llm:"+key, p)
+		question := request(1, hits(0, of("tokens", key)))
+		require.Equal(t, codeOK, should(t, c, question).GetOverallCode(), key)
+		require.Equal(t, want, should(t, c, request(1, hits(7, of("tokens", key)))).GetOverallCode(), key)
+		require.Equal(t, want, should(t, c, question).GetOverallCode(), key)
+		require.Zero(t, b.tokens("llm:"+key))
+	}
+}
+
+func TestTheQuestionBeforeAStreamFollowsTheDegradedMode(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) {
+		var err error
+		o.Client, err = fetch.New(b.rdb, fetch.WithTimeout(100*time.Millisecond))
+		require.NoError(t, err)
+		t.Cleanup(func() { require.NoError(t, o.Client.Close(context.Background())) })
+		o.Envoy = edgeLimits(t, b)
+	})
+	c := rls.NewRateLimitServiceClient(b.dial())
+	modes := map[string]policy.Degraded{"open": policy.DegradedOpen, "closed": policy.DegradedClosed}
+	for key, mode := range modes {
+		p := hourly(1000)
+		p.Degraded = mode
+		createBucket(t, b.rdb, "llm:"+key, p)
+		eventually(t, func() bool {
+			_, err := c.ShouldRateLimit(t.Context(), request(1, hits(1, of("tokens", key))))
+			return err == nil
+		}, "the policy is known")
+	}
+	b.redis.Pause()
+	defer b.redis.Resume()
+	require.Equal(t, codeOK, should(t, c, request(1, hits(0, of("tokens", "open")))).GetOverallCode())
+	_, err := c.ShouldRateLimit(t.Context(), request(1, hits(0, of("tokens", "closed"))))
+	require.Equal(t, codes.Unavailable, status.Code(err))
 }
 
 func TestShadowAndQuotaModesCountAndNeverDeny(t *testing.T) {

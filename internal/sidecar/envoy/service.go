@@ -348,7 +348,7 @@ func (d *decision) peek(ctx context.Context) (err error) {
 }
 
 // take takes n tokens. If the bucket can never hold n tokens, the result is a denial instead of an error. If n is 0,
-// take takes nothing. The result is then a denial if the bucket has only tokens that must be left.
+// take takes nothing. The result is then a denial if a take of one token would be denied.
 func (d *decision) take(ctx context.Context) (err error) {
 	var opts []fetch.CallOption
 	if d.limit.window == nil {
@@ -361,6 +361,9 @@ func (d *decision) take(ctx context.Context) (err error) {
 	case d.n == 0:
 		d.result, err = d.taker.Peek(ctx, d.key)
 		d.result.OK = d.result.Remaining > d.limit.leave.Of(d.result.Limit)
+		if d.limit.window == nil && (errors.Is(err, fetch.ErrUnavailable) || err == nil && !d.result.OK) {
+			err = d.try(ctx, opts)
+		}
 	case d.limit.upTo:
 		d.result, err = d.taker.TakeUpTo(ctx, d.key, d.n, opts...)
 		d.result.OK = d.result.OK && (d.result.Taken >= d.n || d.result.Shadow ||
@@ -372,6 +375,22 @@ func (d *decision) take(ctx context.Context) (err error) {
 			d.result.OK, d.result.RetryAfter = false, fetch.Never
 		}
 	}
+	return err
+}
+
+// try takes one token from a bucket and gives it back. Unlike a Peek, a take knows the bucket's shadow mode and its
+// degraded mode. Neither mode grants tokens that could go back.
+func (d *decision) try(ctx context.Context, opts []fetch.CallOption) error {
+	r, err := d.taker.Take(ctx, d.key, 1, opts...)
+	if errors.Is(err, fetch.ErrExceedsCapacity) { // the bucket never has more than the tokens that must be left
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	err = d.taker.Undo(context.WithoutCancel(ctx), d.key, r) // the token is returned even if this caller has left
+	r.Taken = 0
+	d.result = r
 	return err
 }
 
