@@ -37,9 +37,9 @@ var (
 // Sender makes a call for a batch of requests, in their order, and calls Answer once for each of them. It returns when
 // all of them are answered, because further work would delay the caller that makes its call itself.
 //
-// trip is the time of a round trip. It is shorter than the call if the call needs several of them. The error is
-// evidence about the server. If it is nil, the server answers. ErrNoEvidence shows nothing about the server, and any
-// other error shows that the server failed.
+// trip is the time of a round trip. It is shorter than the call if the call needs several of them, and 0 if nothing was
+// sent to the server. The error is evidence about the server. If it is nil, the server answers. ErrNoEvidence shows
+// nothing about the server, and any other error shows that the server failed.
 //
 // The deadline of ctx is Grace after the last instant at which a reply has a use. That is the latest deadline of a
 // request, postponed as far as its Wait allows, or the end of the breaker's patience if that is later. The deadline

@@ -61,7 +61,7 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, trip time.Duration, err erro
 		}
 	}
 	q.failed = err != nil
-	if !q.failed {
+	if !q.failed && trip > 0 {
 		q.answered = now
 		switch { // a single slow round trip has little weight
 		case q.rtt == 0:
@@ -71,7 +71,6 @@ func (q *Queue[T]) ended(c *call[T], now time.Time, trip time.Duration, err erro
 		default:
 			q.rtt += (trip - q.rtt) / 16
 		}
-		q.rtt = max(q.rtt, 1) // 0 would mean that there was no answer yet
 		q.trip.Store(int64(q.rtt))
 	}
 	if q.breaker != nil {
