@@ -278,6 +278,8 @@ func TestAProxyChecksRequests(t *testing.T) {
 	}
 	require.Equal(t, 404, check("limit=none&by=ip", "X-Forwarded-For", "192.0.2.9").status)
 	require.Equal(t, 405, b.post("/v1/check?limit=hourly&by=ip", "{}").status)
+	require.Equal(t, 503, check("limit=pool&key=unknown").status)
+	require.Equal(t, 200, check("limit=pool&key=unknown&open=true").status, "no bucket, no decision")
 	b.redis.Kill()
 	unavailable := check("limit=hourly&key=x")
 	require.Equal(t, 503, unavailable.status)
