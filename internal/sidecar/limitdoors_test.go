@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -164,4 +165,14 @@ func TestALimitHasHalfASecondByDefault(t *testing.T) {
 	require.Equal(t, http.StatusOK, check())
 	require.NoError(t, far.Distance(150*time.Millisecond, 0))
 	require.Equal(t, http.StatusOK, check())
+}
+
+// A proxy may send the headers of its client with a check.
+func TestACheckMayHave64KiBOfHeaders(t *testing.T) {
+	t.Parallel()
+	b := start(t, func(o *Options, b *bench) {
+		o.Named = b.named("limits: [{name: api, window: {limit: 5, length: 1h}}]")
+	})
+	r := b.do(http.MethodGet, "/v1/check?limit=api&key=a", "", "X-Page", strings.Repeat("x", 63<<10))
+	require.Equal(t, http.StatusOK, r.status)
 }

@@ -30,7 +30,7 @@ import (
 )
 
 const (
-	maxHeader = 16 << 10
+	maxHeader = 64 << 10 // a proxy may send the headers of its client with a check
 	// maxStreams bounds the calls on one connection over HTTP/2. A proxy sends the calls of all its clients over a few
 	// connections.
 	maxStreams = 4096

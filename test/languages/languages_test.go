@@ -229,6 +229,31 @@ func asABrowser(client *http.Client, url string) (int, error) {
 	return res.StatusCode, err
 }
 
+// A check lacks the cookies, so a request with as many cookies as the proxy accepts is checked.
+func TestProxiesPassRequestsWithManyCookies(t *testing.T) {
+	t.Parallel()
+	for i, lines := range []int{4, 16} { // of 6 KiB; nginx accepts four lines of 8 KiB
+		p := proxies[i]
+		t.Run(p.program, func(t *testing.T) {
+			t.Parallel()
+			_, sidecar := servers(t)
+			req, err := http.NewRequest(http.MethodGet, p.start(t, sidecar), nil)
+			require.NoError(t, err)
+			for range lines {
+				req.Header.Add("Cookie", "c="+strings.Repeat("c", 6<<10))
+			}
+			var res *http.Response
+			require.Eventually(t, func() bool {
+				res, err = http.DefaultClient.Do(req)
+				return err == nil
+			}, patience, 10*time.Millisecond)
+			defer res.Body.Close()
+			require.Equal(t, http.StatusOK, res.StatusCode)
+			require.Equal(t, `"api";r=2;t=60`, res.Header.Get("RateLimit"))
+		})
+	}
+}
+
 // While the sidecar or its Redis is unavailable, the proxies forward requests. No request gets an error from the
 // limiter, not even at the moment when the sidecar or Redis is killed.
 func TestProxiesPassRequestsWhileTheSidecarIsUnavailable(t *testing.T) {
