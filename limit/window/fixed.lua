@@ -28,7 +28,7 @@ rules.fixed = function(key, what, n, now, limit, window_ms, calendar_ms, window)
     if what == 1 then
       if not live then ends = latest end
       taken = taken + n
-    elseif live and (window == 0 or window == ends) then
+    elseif live and (window == 0 or window == ends or window > latest) then -- later only if the clock went back
       taken = math.max(0, taken - n)
     else
       return math.max(0, limit - taken), rest, taken > 0 and rest or 0

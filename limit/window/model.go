@@ -33,7 +33,7 @@ func (f fixed) Step(s count, what decide.What, n, era, now int64) (count, decide
 	}
 	o := decide.Outcome{Fits: what == decide.Return || taken+n <= f.limit}
 	switch {
-	case what == decide.Return && live && (era == 0 || era == s.ends):
+	case what == decide.Return && live && (era == 0 || era == s.ends || era > latest):
 		taken = max(0, taken-n)
 		s.taken = taken
 	case what == decide.Take && o.Fits:
@@ -87,7 +87,8 @@ func (w sliding) Step(s slots, what decide.What, n, era, now int64) (slots, deci
 	case what == decide.Return:
 		first, last := int64(Slots), int64(0)
 		if era > 0 {
-			first, last = min(Slots, at.newest-era), max(0, at.newest-era)
+			last = max(0, at.newest-era)
+			first = min(Slots, last)
 		}
 		for age := first; age >= last; age-- {
 			back := min(n, at.taken[age])

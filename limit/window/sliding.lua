@@ -49,7 +49,10 @@ rules.sliding = function(key, what, n, now, limit, slot_us, slots, window)
     else
       -- Tokens are removed from the oldest slot first, so that those that remain count longer.
       local first, last = slots, 0
-      if window > 0 then first, last = math.min(slots, slot - window), math.max(0, slot - window) end
+      if window > 0 then
+        last = math.max(0, slot - window) -- if the clock went back, the tokens count as taken now
+        first = math.min(slots, last)
+      end
       for age = first, last, -1 do
         local back = math.min(n, taken[age])
         taken[age] = taken[age] - back

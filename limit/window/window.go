@@ -176,8 +176,9 @@ func (l *Limiter) Peek(ctx context.Context, key string, opts ...fetch.CallOption
 	return l.core.Do(ctx, key, decide.Peek, 1, opts)
 }
 
-// Undo returns the tokens of a take with the result r, if its window has not ended yet. Otherwise it does nothing. Call
-// it once for a Result.
+// Undo returns the tokens of a take with the result r, if its window has not ended yet. Otherwise it does nothing. If
+// the clock went back so far that the window has not begun, the tokens go back to the present window. Call Undo once
+// for a Result.
 func (l *Limiter) Undo(ctx context.Context, key string, r fetch.Result) error {
 	return l.core.Undo(ctx, key, r)
 }

@@ -100,6 +100,25 @@ func TestATakeIsUndoneInItsOwnWindow(t *testing.T) {
 	}
 }
 
+func TestATakeIsUndoneAfterTheClockWentBack(t *testing.T) {
+	t.Parallel()
+	for name, cfg := range map[string]window.Config{
+		"sliding": {Kind: window.Sliding, Limit: 5, Window: time.Second},
+		"fixed":   {Limit: 5, Window: time.Hour},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, clock := local(t, cfg)
+			r := take(t, l, 5)
+			require.True(t, r.OK)
+			clock.Add(-150 * time.Millisecond)
+			require.NoError(t, l.Undo(t.Context(), "K", r))
+			p, err := l.Peek(t.Context(), "K")
+			require.NoError(t, err)
+			require.EqualValues(t, 5, p.Remaining)
+		})
+	}
+}
+
 // The test counts the tokens that each kind of window admits in 0.2 s around the end of a window.
 func TestEdgesOfWindows(t *testing.T) {
 	t.Parallel()
