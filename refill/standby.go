@@ -9,15 +9,22 @@ import (
 	"github.com/tokenrefill/refiller/lua"
 )
 
-// assume changes the role. It waits until no call of the old role is under way.
+// assume changes the role. It waits until no call of the old role is under way. It does nothing if the worker is over:
+// then another worker has the buckets and shards, and it began with the new role.
 func (w *worker) assume(leading bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if w.over {
+		return
+	}
 	if w.leading && !leading {
 		w.handOver()
 	}
 	for w.paused = true; w.underWay > 0; {
 		w.changed.Wait()
+	}
+	if w.over {
+		return
 	}
 	w.leading = leading
 	w.pulse.assume(leading, time.Now())

@@ -483,7 +483,7 @@ func TestTokensThatABucketInShadowModeLackedAreNotReturned(t *testing.T) {
 	createBucket(t, b.rdb, "trial", p)
 	require.Equal(t, "shared", b.post("/v1/take", `{"key":"trial","tokens":3}`).json(t)["source"])
 	for path, body := range map[string]string{
-		"/v1/take": `{"key":"trial","tokens":3}`, "/v1/wait": `{"key":"trial","tokens":3,"timeout_ms":1}`,
+		"/v1/take": `{"key":"trial","tokens":3}`, "/v1/wait": `{"key":"trial","tokens":3,"timeout_ms":5000}`,
 	} {
 		r := b.post(path, body).json(t)
 		require.Equal(t, true, r["shadow"], path)

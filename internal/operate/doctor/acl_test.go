@@ -158,7 +158,8 @@ func (s *shop) watch(ctx context.Context, r *replica.Replica) error {
 	e1 := s.await("a refill and the list", func() bool {
 		st := status()
 		published, _, err := lua.ReadTemplates(ctx, s.admin, "")
-		return err == nil && published != nil && st.Calls["applied"] >= 3 && len(st.Replicas) == 1
+		_, missing := lua.Peek(ctx, s.admin, "shop:checkout", 1)
+		return errors.Join(err, missing) == nil && published != nil && st.Calls["applied"] >= 3 && len(st.Replicas) == 1
 	})
 	if e1 != nil {
 		return e1
