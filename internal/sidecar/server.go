@@ -174,6 +174,7 @@ func (s *Server) newGRPC() *grpc.Server {
 		longest: l.QueueWait + l.Wait + 2*l.Patience, draining: s.draining,
 	}
 	opts := []grpc.ServerOption{
+		grpc.ForceServerCodecV2(newAnyText()),
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.InTapHandle(g.tap),
 		grpc.MaxRecvMsgSize(l.Body), grpc.MaxHeaderListSize(maxHeader), grpc.MaxConcurrentStreams(maxStreams),
 		grpc.ConnectionTimeout(l.Patience), grpc.WaitForHandlers(true),
