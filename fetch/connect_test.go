@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"net"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -133,26 +132,6 @@ func TestALoneCallerNeedsNoSecondConnection(t *testing.T) {
 			require.Zero(t, c.Stats().BreakerOpened)
 		})
 	}
-}
-
-// A server closes connections that are idle. If it accepts no other connection, the remaining one is used.
-func TestALoneCallerNeedsNoLostConnection(t *testing.T) {
-	t.Parallel()
-	if runtime.GOOS != "linux" {
-		t.Skip("elsewhere a call has to find out that its connection was closed")
-	}
-	d := newDialler(t)
-	server, c := d.lone(t)
-	own := c.nodes.single.sockets[0] // of lone calls
-	opens := func() bool { return granted(c.Take(t.Context(), "checkout", 1)) == nil && own.Alive() }
-	eventually(t, opens, "the second connection is opened")
-	d.refuse.Store(true)
-	id := c.nodes.express.ClientID(t.Context()).Val()
-	require.NoError(t, server.Client().Do(t.Context(), "client", "kill", "id", id).Err())
-	eventually(t, func() bool { return !own.Alive() }, "the second connection is closed")
-	require.NoError(t, granted(c.Take(t.Context(), "checkout", 1)))
-	d.refuse.Store(false)
-	eventually(t, opens, "the second connection is opened again")
 }
 
 func ringOfTwo(t *testing.T, slowAddr, fastAddr string) (rdb *redis.Ring, slow, fast string) {
