@@ -88,8 +88,8 @@ func failOver(_ *testing.T, r *rig, _ *replica) {
 	r.server.set(func() { r.server.master += "." })
 }
 
-// A file without the bucket comes and goes while Redis is away, which loses the bucket. Every replica remembered the
-// bucket when the outage began, and none was restarted.
+// During an outage in which Redis loses the bucket, the replica gets a file without it, and then one with it. It
+// remembered the bucket when the outage began, and was not restarted.
 func TestABucketThatWasRemovedForAMomentIsNotMinted(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		slow, other := checkout(1000), checkout(1000)

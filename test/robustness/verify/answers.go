@@ -79,27 +79,18 @@ func (h *bucketHistory) checkDegraded(r *Result) {
 	}
 }
 
-const (
-	// unseen is how long a new consumer may not be counted yet when the consumers share a bucket's rate.
-	unseen = time.Second
-	// reentry is the time in which all consumers enter the list of a bucket's consumers again after Redis has lost it.
-	// Until then a new consumer may count too few of them.
-	reentry = 10 * time.Second
-)
+// unseen is how long a new consumer may not be counted yet when the consumers share a bucket's rate.
+const unseen = time.Second
 
 // checkShares checks that in each outage all consumers together granted no more than the capacity and the rate allow.
 func (h *bucketHistory) checkShares(r *Result, admitted []record.Op) {
 	capacity, rate, _ := h.limits()
 	for i := 0; i < len(admitted); {
 		sum, first := 0.0, admitted[i].Call
-		uncounted := unseen
-		if h.effect(first-int64(reentry), first, record.Lose, record.Rollback) {
-			uncounted = reentry
-		}
 		for last := first; i < len(admitted) && admitted[i].Call-last < int64(unseen); i++ {
 			last = admitted[i].Call
 			sum += float64(admitted[i].Fallback)
-			if most := capacity + rate*(time.Duration(admitted[i].Return-first)+uncounted).Seconds(); sum > most {
+			if most := capacity + rate*(time.Duration(admitted[i].Return-first)+unseen).Seconds(); sum > most {
 				r.violate(Degraded, h.bucket.Key, "mode local: %.0f tokens are granted in %s, want %.0f at most", sum,
 					time.Duration(admitted[i].Return-first), most)
 			}
