@@ -175,24 +175,17 @@ func (ns *nodes) most(poolSize, maxActive int) int {
 	return most
 }
 
-// ended is a cancelled context. With it, go-redis returns what it already knows and sends nothing.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
 // of returns the node of a key. If no server has the key, lost of the node is the reason.
 func (ns *nodes) of(key string) *node {
 	if ns.ring != nil {
-		shard, err := ns.ring.GetShardClientForKey(key)
+		shard, err := engine.OwnerOf(ns.ring, key)
 		if err != nil {
 			return &node{lost: fmt.Errorf("%w: %w", ErrUnavailable, err)}
 		}
 		return ns.nodeOf(shard)
 	}
 	if ns.cluster != nil {
-		if master, err := ns.cluster.MasterForKey(ended, key); err == nil {
+		if master, err := engine.OwnerOf(ns.cluster, key); err == nil {
 			if s, ok := ns.byClient.Load(master); ok {
 				return s.(*node)
 			}
@@ -216,7 +209,7 @@ func (ns *nodes) nodeOf(client *redis.Client) *node {
 // queues later, since callers may have found the nodes a moment ago.
 func (ns *nodes) forgetClosed() {
 	ns.byClient.Range(func(client, left any) bool {
-		if err := client.(*redis.Client).Ping(ended).Err(); !errors.Is(err, redis.ErrClosed) { // it sends nothing
+		if !engine.HasLeft(client.(*redis.Client)) {
 			return true
 		}
 		ns.c.life.spawn(func() {

@@ -74,7 +74,8 @@ func (c *Commands) Process(ctx context.Context, cmd redis.Cmder) error {
 		return err
 	}
 	deadline, _ := ctx.Deadline()
-	q := c.queueOf(ownerOf(c.rdb, firstKey(cmd)))
+	owner, _ := OwnerOf(c.rdb, firstKey(cmd)) // without one, the call finds the server
+	q := c.queueOf(owner)
 	r := q.Request()
 	r.Body = cmd
 	if err := q.Do(ctx, r, Wait{Began: time.Now(), Deadline: deadline}); errors.Is(err, ErrFull) {
@@ -92,38 +93,13 @@ func (c *Commands) queueOf(server *redis.Client) *Queue[redis.Cmder] {
 		return q.(*Queue[redis.Cmder])
 	}
 	c.queues.Range(func(other, _ any) bool {
-		if hasLeft(other.(*redis.Client)) {
+		if server := other.(*redis.Client); server != nil && HasLeft(server) {
 			c.queues.Delete(other) // a caller that has found it a moment ago can still use it
 		}
 		return true
 	})
 	q, _ := c.queues.LoadOrStore(server, c.queue())
 	return q.(*Queue[redis.Cmder])
-}
-
-// ended is a cancelled context. With it, go-redis returns what it already knows and sends nothing.
-var ended = func() context.Context {
-	ctx, cancel := context.WithCancel(context.Background())
-	cancel()
-	return ctx
-}()
-
-// hasLeft reports whether go-redis has closed the client of a server, because the server has left its Cluster or Ring.
-func hasLeft(server *redis.Client) bool {
-	return server != nil && errors.Is(server.Ping(ended).Err(), redis.ErrClosed)
-}
-
-// ownerOf returns the client of the server that has a key. It returns nil if that server isn't known, or if all keys
-// are on one server.
-func ownerOf(rdb redis.UniversalClient, key string) *redis.Client {
-	var client *redis.Client
-	switch rdb := rdb.(type) {
-	case *redis.ClusterClient:
-		client, _ = rdb.MasterForKey(ended, key)
-	case *redis.Ring:
-		client, _ = rdb.GetShardClientForKey(key)
-	}
-	return client
 }
 
 // firstKey returns the first key of a script's call, or the key of another command. A command without keys has "".
