@@ -64,6 +64,12 @@ func (m *mark) active(now time.Time) bool {
 	return until != nil && now.Before(*until)
 }
 
+// set sets the mark for a while.
+func (m *mark) set(d time.Duration, now time.Time) {
+	until := now.Add(d)
+	m.until.Store(&until)
+}
+
 // claim sets the mark for a while, and reports whether it had ended before.
 func (m *mark) claim(d time.Duration, now time.Time) bool {
 	before, until := m.until.Load(), now.Add(d)

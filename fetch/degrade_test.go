@@ -26,19 +26,22 @@ func countsConsumers(t *testing.T, c *Client, key string, live int64) *share {
 	t.Helper()
 	s := known(c, key).share
 	require.NotNil(t, s)
-	eventually(t, func() bool {
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.live == live
-	}, "heartbeats")
+	eventually(t, func() bool { return consumersOf(s) == live }, "heartbeats")
 	return s
+}
+
+// consumersOf returns the number of consumers that divide a bucket, as far as its share knows.
+func consumersOf(s *share) int64 {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.live
 }
 
 // unused changes the share as if for a long time no take had asked its bucket for the policy.
 func unused(c *Client, s *share) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.counted -= 2 * liveFor
+	s.counts.last -= 2 * liveFor
 	c.consumers.mu.Lock()
 	defer c.consumers.mu.Unlock()
 	c.consumers.counted -= 2 * liveFor

@@ -248,7 +248,7 @@ func (f *fake) run(name string, args []any) any {
 	case "takes":
 		return f.takes(w)
 	case "heartbeat":
-		return []any{int64(1), int64(1)}
+		return []any{int64(1), int64(1), int64(1)}
 	}
 	bucket, now := f.now(w.key(0)), time.Now().UnixMicro()
 	if bucket == nil {

@@ -30,12 +30,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 		_, err := c.Take(t.Context(), key, 50)
 		require.NoError(t, err)
 	}
-	k := known(c, "local")
-	eventually(t, func() bool {
-		k.share.mu.Lock()
-		defer k.share.mu.Unlock()
-		return k.share.live == 1
-	}, "a heartbeat counts the consumer")
+	countsConsumers(t, c, "local", 1)
 	f.proxy.Cut()
 	taken := map[string]Result{}
 	for _, key := range []string{"open", "local"} {

@@ -88,14 +88,30 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	require.EqualValues(t, -1, w.Wait, "the take exceeds the bucket's capacity")
 	s.giveBack(25)
 	require.EqualValues(t, 25, tokensIn(s, time.Hour))
-	s.count(2, 0)
+	s.count(2, 59*time.Second)
 	require.EqualValues(t, 25, tokensIn(s, time.Hour), "a lower count of consumers applies only after a while")
 	require.EqualValues(t, 4, s.live)
-	s.count(2, 0)
-	s.count(2, 0)
+	s.count(2, 89*time.Second)
 	require.EqualValues(t, 2, s.live)
-	s.count(50, 0)
+	s.count(50, 89*time.Second)
 	require.LessOrEqual(t, tokensIn(s, time.Hour), int64(2), "a higher count of consumers applies at once")
+}
+
+// After Redis lost the list of the consumers, a consumer that registers more often than the others counts itself again
+// and again before all others are back. Its share must not grow meanwhile.
+func TestALostListOfConsumersLeavesTheShareAsItIs(t *testing.T) {
+	for name, interval := range map[string]time.Duration{"each denial": registerEvery, "each second": recountAfter} {
+		t.Run(name, func(t *testing.T) {
+			s := &share{terms: localTerms(100, policy.PerSecond(20))}
+			for at := time.Duration(0); at <= time.Minute; at += policyMaxAge {
+				s.count(4, at)
+			}
+			for at := time.Minute; at <= time.Minute+liveFor-policyMaxAge; at += interval {
+				s.count(1, at)
+				require.EqualValues(t, 4, s.live, "%s after the loss", at-time.Minute)
+			}
+		})
+	}
 }
 
 // However long the time between two takes is, the share is credited only at the second one, with all of that time.
@@ -163,7 +179,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	eventually(t, func() bool { // after a second, the Client counts the consumers of each bucket again
 		takes()
 		for i := range buckets {
-			if !known(c, strconv.Itoa(i)).share.recounted.Load() {
+			if !known(c, strconv.Itoa(i)).share.found.Load() {
 				return false
 			}
 		}
@@ -176,8 +192,7 @@ func TestConsumersRegisterWhenTheyAskWhole(t *testing.T) {
 	for i := range buckets {
 		rdb.Del(t.Context(), lua.LiveKey(strconv.Itoa(i)))
 		c.buckets.update(strconv.Itoa(i), func(k *info) { k.asOf = k.asOf.Add(-policyMaxAge) })
-		past := time.Now()
-		known(c, strconv.Itoa(i)).share.registered.until.Store(&past)
+		known(c, strconv.Itoa(i)).share.registered.set(0, time.Now())
 	}
 	takes()
 	eventually(t, func() bool { return registered() == buckets }, "the consumer is registered again")
@@ -199,7 +214,7 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 		}
 		takes(3 * time.Second) // in this time it counts twice
 		s := known(c, "checkout").share
-		require.True(t, s.recounted.Load())
+		require.True(t, s.found.Load())
 		before := s.registered.until.Load()
 		takes(registerEvery + time.Second)
 		require.Equal(t, before, s.registered.until.Load())
@@ -209,27 +224,33 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 }
 
 // Consumers that start at the same time count one another, although the first count of the first consumer has none of
-// the others.
+// the others. This also applies if Redis loses the list of the consumers before they count again.
 func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {
-	rdb := testenv.Redis(t).Client()
-	p := hourly(1000)
-	p.Degraded = policy.DegradedLocal
-	createBucket(t, rdb, "checkout", p)
-	clients := make([]*Client, 3)
-	for i := range clients {
-		clients[i] = newClient(t, rdb, slow())
-		require.NoError(t, errOf(clients[i].Take(t.Context(), "checkout", 1)))
-		countsConsumers(t, clients[i], "checkout", int64(i+1))
-	}
-	for _, c := range clients {
-		s := known(c, "checkout").share
-		eventually(t, func() bool {
-			require.NoError(t, errOf(c.Take(t.Context(), "checkout", 1)))
-			s.mu.Lock()
-			defer s.mu.Unlock()
-			return s.live == 3
-		}, "a take soon after the first counts all consumers")
-		require.Less(t, c.consumers.now(), registerEvery)
+	for name, loss := range map[string]bool{"the list stays": false, "the list is lost": true} {
+		t.Run(name, func(t *testing.T) {
+			rdb := testenv.Redis(t).Client()
+			p := hourly(1000)
+			p.Degraded = policy.DegradedLocal
+			createBucket(t, rdb, "checkout", p)
+			clients := make([]*Client, 3)
+			for i := range clients {
+				clients[i] = newClient(t, rdb, slow())
+				require.NoError(t, errOf(clients[i].Take(t.Context(), "checkout", 1)))
+				countsConsumers(t, clients[i], "checkout", int64(i+1))
+			}
+			if loss {
+				require.NoError(t, rdb.Del(t.Context(), lua.LiveKey("checkout")).Err())
+			}
+			eventually(t, func() bool {
+				all := true
+				for _, c := range clients {
+					require.NoError(t, errOf(c.Take(t.Context(), "checkout", 1)))
+					all = all && consumersOf(known(c, "checkout").share) == 3
+				}
+				return all
+			}, "takes soon after the first count all consumers")
+			require.Less(t, clients[0].consumers.now(), registerEvery)
+		})
 	}
 }
 
@@ -290,10 +311,7 @@ func freeze(t testing.TB, consumers, callers int, rate policy.Rate, length time.
 			if k.share == nil {
 				return false
 			}
-			k.share.mu.Lock()
-			live := k.share.live
-			k.share.mu.Unlock()
-			if live != int64(consumers) {
+			if consumersOf(k.share) != int64(consumers) {
 				return false
 			}
 		}
@@ -368,12 +386,7 @@ func TestTakeUpToLeavesSomeInDegradedModes(t *testing.T) {
 			_, err := c.Take(t.Context(), "b", 1)
 			require.NoError(t, err)
 			if mode == policy.DegradedLocal {
-				s := known(c, "b").share
-				eventually(t, func() bool {
-					s.mu.Lock()
-					defer s.mu.Unlock()
-					return s.live > 0
-				}, "a heartbeat counts the consumer")
+				countsConsumers(t, c, "b", 1)
 			}
 			server.Pause()
 			defer server.Resume()

@@ -240,12 +240,7 @@ func TestARepeatedRequestChangesNoShare(t *testing.T) {
 	c := newClient(t, rdb, WithTimeout(time.Second))
 	_, err := c.Take(t.Context(), "b", 1, WithRequestID("r"))
 	require.NoError(t, err)
-	eventually(t, func() bool {
-		s := known(c, "b").share
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		return s.live > 0
-	}, "heartbeat")
+	countsConsumers(t, c, "b", 1)
 	r, err := c.Take(t.Context(), "b", 99)
 	require.NoError(t, err)
 	require.True(t, r.OK)

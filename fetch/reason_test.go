@@ -279,12 +279,7 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 	}
 	eventually(t, func() bool { return f.direct.Exists(t.Context(), lua.LiveKey("local")).Val() == 1 },
 		"the client sends a heartbeat")
-	k := known(c, "local")
-	eventually(t, func() bool {
-		k.share.mu.Lock()
-		defer k.share.mu.Unlock()
-		return k.share.live == 1
-	}, "the client applies the heartbeat's answer")
+	countsConsumers(t, c, "local", 1)
 	f.proxy.Cut()
 	from := Source{Kind: SourceFallback, Reason: ReasonConnection}
 

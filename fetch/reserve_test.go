@@ -192,12 +192,7 @@ func TestAReservationOfTheLocalShareGoesBackToTheShare(t *testing.T) {
 	f.warm(t, c)
 	_, err := c.Take(t.Context(), "local", 2)
 	require.NoError(t, err)
-	k := known(c, "local")
-	eventually(t, func() bool {
-		k.share.mu.Lock()
-		defer k.share.mu.Unlock()
-		return k.share.live == 1
-	}, "a heartbeat counts the consumer")
+	countsConsumers(t, c, "local", 1)
 	f.proxy.Cut()
 	reserve := func(n int64) *Reservation {
 		r, err := c.Reserve(t.Context(), "local", n, time.Hour)

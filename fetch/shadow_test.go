@@ -146,12 +146,7 @@ func TestADegradedModeAdmitsAllThatIsAskedOfAShadow(t *testing.T) {
 		_, err := c.Take(t.Context(), key, 4)
 		require.NoError(t, err)
 	}
-	k := known(c, "local")
-	eventually(t, func() bool {
-		k.share.mu.Lock()
-		defer k.share.mu.Unlock()
-		return k.share.live == 1
-	}, "a heartbeat counts the consumer")
+	countsConsumers(t, c, "local", 1)
 	f.proxy.Cut()
 	for key := range modes {
 		for _, opts := range [][]CallOption{nil, {WithRequestID("r1")}} {

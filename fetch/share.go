@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/rand"
 	"math"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,26 +21,47 @@ const (
 	// registerEvery is the least time between two registrations of a consumer with a bucket. Each registration also counts
 	// the consumers. Without this bound, each denial would cause a registration, since denials also bring the policy.
 	registerEvery = policyMaxAge / 2
-	// recountAfter is the time after which a take counts the consumers of a bucket again, once they were counted for the
-	// first time. Consumers that start at the same moment are missing from each other's first count.
+	// recountAfter is the least time between two registrations until one finds the consumer still registered. A count
+	// before that is too low: consumers that start at the same moment are missing from each other's first count, and
+	// after Redis lost the list of the consumers, they come back one by one.
 	recountAfter = time.Second
-	// countsKept is how many counts are remembered. The highest of them applies, because consumers come back one by one
-	// after an outage.
-	countsKept = 3
+	// countsKept is how long a count applies at least, unless a later one is higher. It lets the other consumers register
+	// again after Redis lost the list of them.
+	countsKept = liveFor
 )
+
+// highest is the highest of the last counts. A count is dropped with the first new one that comes countsKept to twice
+// that time after it.
+type highest struct {
+	before, recent int64         // the highest count before the instant since, and since then
+	since          time.Duration // when recent began
+	last           time.Duration // when the last count was added
+}
+
+// add adds a count.
+func (h *highest) add(count int64, now time.Duration) {
+	if now-h.since >= countsKept {
+		h.before, h.recent = h.recent, 0
+		h.since = now
+	}
+	h.recent = max(h.recent, count)
+	h.last = now
+}
+
+// value returns the highest count, 0 if there is none.
+func (h *highest) value() int64 { return max(h.before, h.recent) }
 
 // share is this consumer's part of a bucket with degraded mode local. Takes use it while the bucket can't be reached.
 type share struct {
-	registered mark        // this consumer is registered with the bucket
-	recounted  atomic.Bool // the consumers were counted more than once
+	registered mark        // this consumer does not register with the bucket again
+	found      atomic.Bool // the last registration found this consumer still registered
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
-	// live is the number of the bucket's consumers, this one included. It is the highest of the last counts, or an
-	// assumption (see suppose); 0: not known.
-	live    int64
-	counts  [countsKept]int64
-	counted time.Duration // when the consumers were last counted
+	// live is the number of the bucket's consumers, this one included. It is the highest of the counts, or an assumption
+	// (see suppose); 0: not known.
+	live   int64
+	counts highest
 
 	// left is how many tokens the bucket held at its last reply, and at is the time of that reply. Each take of the bucket
 	// writes both, without the lock. If two takes write at once, left and at may be from different replies. This does no
@@ -77,11 +97,8 @@ func (s *share) of(terms *policy.Terms) *share {
 func (s *share) count(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	copy(s.counts[1:], s.counts[:])
-	s.counts[0] = live
-	s.counted = now
-	s.live = slices.Max(s.counts[:])
-	s.recounted.Store(s.counts[1] > 0)
+	s.counts.add(live, now)
+	s.live = s.counts.value()
 }
 
 // suppose raises the number of consumers to live if the number isn't known. It also does so if an outage begins and the
@@ -89,7 +106,7 @@ func (s *share) count(live int64, now time.Duration) {
 func (s *share) suppose(live int64, now time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.live == 0 || s.replies.Load() != s.applied && now-s.counted > liveFor {
+	if s.live == 0 || s.replies.Load() != s.applied && now-s.counts.last > liveFor {
 		s.live = max(s.live, live)
 	}
 }
@@ -214,13 +231,13 @@ func (cs *consumers) ofAny() int64 {
 }
 
 // updateShare records in the share s that its bucket holds left tokens. It does nothing if s is nil. Takes that bring
-// the policy (allKeys) also register this Client, and so do all takes until the consumers were counted twice.
+// the policy (allKeys) also register this Client. So do all takes until a registration finds this Client registered.
 func (c *Client) updateShare(key string, s *share, left int64, allKeys bool) {
 	if s == nil {
 		return
 	}
 	s.record(left, c.consumers.now())
-	if allKeys || !s.recounted.Load() {
+	if allKeys || !s.found.Load() {
 		c.register(key, s)
 	}
 }
@@ -229,26 +246,25 @@ func (c *Client) updateShare(key string, s *share, left int64, allKeys bool) {
 // of its own. The script of a take can't do it. While the bucket's slot moves in a Cluster, a server refuses a script
 // if one of its keys is missing. The key of the consumers may be missing.
 func (c *Client) register(key string, s *share) {
-	every := registerEvery
-	if s.registered.until.Load() == nil { // it registers for the first time
-		every = recountAfter
-	}
-	if !s.registered.claim(every, time.Now()) {
+	if !s.registered.claim(recountAfter, time.Now()) {
 		return
 	}
 	c.life.spawn(func() {
-		live, err := c.enter(context.Background(), key)
+		reply, err := c.enter(context.Background(), key)
 		if err != nil {
-			s.registered.until.Store(nil)
 			return
 		}
-		s.count(live, c.consumers.now())
-		c.consumers.count(live)
+		s.count(reply.Count, c.consumers.now())
+		c.consumers.count(reply.Count)
+		if reply.Known {
+			s.registered.set(registerEvery, time.Now())
+		}
+		s.found.Store(reply.Known)
 	})
 }
 
-// enter adds this Client to the consumers of a bucket for liveFor, and returns their number.
-func (c *Client) enter(ctx context.Context, key string) (int64, error) {
+// enter adds this Client to the consumers of a bucket for liveFor, and counts them.
+func (c *Client) enter(ctx context.Context, key string) (lua.HeartbeatReply, error) {
 	t := c.plain(c.internalBudget(ctx), key)
 	return lua.Heartbeat(t.ctx, t, key, c.consumers.own, liveFor)
 }

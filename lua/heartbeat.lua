@@ -3,7 +3,7 @@
 -- KEYS  1 {K}:live  sorted set: consumer → the instant until which it counts, µs
 -- ARGV  1 consumer: its name
 --       2 ttl_ms: for how long it counts from now on, at least 1
--- Reply {1, count}: consumers that count, this one included
+-- Reply {1, count, known}: consumers that count, this one included; 1 if this one counted before the call, else 0
 --       {3, 1}: KEYS 1 holds something else
 --
 -- The bucket itself is neither read nor written. The key expires with its last consumer.
@@ -16,6 +16,6 @@ if type(removed) == 'table' then
   wrong_type(removed)
   return {3, 1}
 end
-call('ZADD', KEYS[1], format('%d', now + tonumber(ARGV[2]) * 1000), ARGV[1])
+local new = call('ZADD', KEYS[1], format('%d', now + tonumber(ARGV[2]) * 1000), ARGV[1])
 if call('PTTL', KEYS[1]) < tonumber(ARGV[2]) then call('PEXPIRE', KEYS[1], ARGV[2]) end
-return {1, call('ZCARD', KEYS[1])}
+return {1, call('ZCARD', KEYS[1]), 1 - new}

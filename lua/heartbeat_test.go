@@ -35,23 +35,24 @@ func TestConsumersCountUntilTheirHeartbeatsStop(t *testing.T) {
 
 func countConsumers(t *testing.T, rdb *redis.Client, pass func(time.Duration)) {
 	ctx := t.Context()
-	for i := range 5 {
-		for range 2 { // a second heartbeat of the same consumer changes nothing
-			n, err := lua.Heartbeat(ctx, rdb, "b", fmt.Sprintf("consumer-%d", i), time.Hour)
-			require.NoError(t, err)
-			require.EqualValues(t, i+1, n)
-		}
+	beats := func(consumer string, ttl time.Duration, count int64, known bool) {
+		t.Helper()
+		reply, err := lua.Heartbeat(ctx, rdb, "b", consumer, ttl)
+		require.NoError(t, err)
+		require.Equal(t, lua.HeartbeatReply{Count: count, Known: known}, reply)
 	}
-	n, err := lua.Heartbeat(ctx, rdb, "b", "brief", 20*time.Millisecond)
-	require.NoError(t, err)
-	require.EqualValues(t, 6, n)
+	for i := range int64(5) {
+		consumer := fmt.Sprintf("consumer-%d", i)
+		beats(consumer, time.Hour, i+1, false)
+		beats(consumer, time.Hour, i+1, true)
+	}
+	beats("brief", 20*time.Millisecond, 6, false)
 	ttl, err := rdb.PTTL(ctx, lua.LiveKey("b")).Result()
 	require.NoError(t, err)
 	require.Greater(t, ttl, 59*time.Minute, "a short heartbeat doesn't shorten the others")
 	pass(21 * time.Millisecond)
-	n, err = lua.Heartbeat(ctx, rdb, "b", "consumer-0", time.Hour)
-	require.NoError(t, err)
-	require.EqualValues(t, 5, n, "one consumer's heartbeat has expired")
+	beats("consumer-0", time.Hour, 5, true) // the brief consumer's heartbeat has expired
+	beats("brief", time.Hour, 6, false)
 
 	_, err = lua.Heartbeat(ctx, rdb, "other", "brief", 20*time.Millisecond)
 	require.NoError(t, err)
