@@ -470,6 +470,44 @@ func TestLostActiveSetEntriesComeBackAndStrayNamesAreRemoved(t *testing.T) {
 	})
 }
 
+// Redis may lose an entry of a shard, and another bucket may enter the shard before the replica counts the names again.
+// The same happens if Redis comes back with an older set.
+func TestAnEntryThatComesForALostOneIsFound(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		set := users(t, 1, policy.PerSecond(1))
+		keys := userKeys(2)
+		for i := 2; lua.ActiveShard(keys[0]) != lua.ActiveShard(keys[1]); i++ {
+			keys[1] = fmt.Sprintf("user:%d", i)
+		}
+		shard := lua.Shard{Prefix: "user:", Number: lua.ActiveShard(keys[0])}
+		a := r.startWith("a", false, 1, set)
+		var worst time.Duration
+		for range 20 {
+			require.True(t, r.server.takeTemplate(set.Of(keys[0]), keys[0], 50).OK)
+			time.Sleep(3*time.Second + time.Duration(r.rng.IntN(1000))*time.Millisecond)
+			r.server.set(func() {
+				require.True(t, r.server.active[shard][keys[0]])
+				r.server.leave(shard, keys[0])
+				r.server.applied = map[string][]applied{}
+			})
+			require.True(t, r.server.takeTemplate(set.Of(keys[1]), keys[1], 50).OK)
+			taken := time.Now()
+			time.Sleep(4 * time.Second)
+			r.server.set(func() {
+				require.Equal(t, map[string]bool{keys[1]: true}, r.server.active[shard])
+				require.NotEmpty(t, r.server.applied[keys[1]])
+				worst = max(worst, r.server.applied[keys[1]][0].at.Sub(taken))
+				require.LessOrEqual(t, worst, 3*time.Second)
+				r.server.applied = map[string][]applied{}
+			})
+			r.server.set(func() { r.server.enter(shard, keys[0]) })
+			time.Sleep(90 * time.Second)
+		}
+		t.Logf("longest time from the take to the first refill: %s", worst)
+		a.stop()
+	})
+}
+
 // A term may begin before, while or after the workers begin. The race detector would report an error.
 func TestATermMayBeginWhileTheReplicaDoes(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
