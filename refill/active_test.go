@@ -697,7 +697,7 @@ func TestAStandbyHoldsNoActiveSetsAfterAnUpdate(t *testing.T) {
 		resign = leader.lead()
 		beats := func() (yes bool) {
 			r.server.set(func() {
-				list := r.server.applied["refiller:pulse"]
+				list := r.server.applied[leader.pulse]
 				yes = list[len(list)-1].by == "leader"
 			})
 			return yes

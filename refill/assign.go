@@ -80,7 +80,7 @@ func (r *Refiller) newWorker(m master, i int, shards []*shard, h *health, rememb
 	w.changed = sync.NewCond(&w.mu)
 	w.lastLoop.Store(now.UnixNano())
 	if r.cfg.Elected {
-		w.pulse = newPulse(keyOn(m, r.cfg.Pulse), r.cfg.Interval, r.version, w.rng)
+		w.pulse = newPulse(keyOn(m, r.pulse), r.cfg.Interval, r.version, w.rng)
 		remember(w.pulse.beat)
 		w.pulse.assume(w.leading, now)
 	}

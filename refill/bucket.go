@@ -66,11 +66,13 @@ func newBucket(b Bucket, version int64) *bucket {
 		division: newDivision(b.Policy, &t)}
 }
 
-// newSignal makes a bucket whose refills are a sign of life.
+// newSignal makes a bucket whose refills are a sign of life. It expires a minute after its last refill, as a template's
+// bucket does.
 func newSignal(key string, interval time.Duration, version int64) *bucket {
 	p := policy.Policy{Capacity: 2, Rate: policy.Rate{Tokens: 1, Per: interval}, Interval: interval}
 	b := newBucket(Bucket{Key: key, Policy: p}, version)
 	b.signal = true
+	b.terms.Template = true
 	return b
 }
 

@@ -55,8 +55,8 @@ type Config struct {
 	Version int64
 	// Elected makes the replica a standby except while Lead runs.
 	Elected bool
-	// Pulse is the name of the pulse buckets of elected mode. Replicas of one election have the same name, and those of
-	// different elections different names. Default "refiller:pulse".
+	// Pulse is the beginning of the names of the pulse buckets of elected mode. Replicas of one election have the same
+	// Pulse, and those of different elections different ones. Default "refiller:pulse".
 	Pulse string
 	// Interval is the refill interval of the pulse. Default policy.DefaultInterval.
 	Interval time.Duration

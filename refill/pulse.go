@@ -1,7 +1,11 @@
 package refill
 
 import (
+	"crypto/sha256"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/tokenrefill/refiller/lua"
@@ -42,6 +46,22 @@ type pulse struct {
 	older      bool // the leader's configuration is older than this replica's
 	withheld   bool // this leader's configuration is outdated, so it doesn't refill the pulse
 	unreadable bool // the key holds something else, or the server denies us access
+}
+
+// pulseName returns the name of the pulse of all replicas that refill the same buckets. A pulse says nothing about
+// buckets that its leader doesn't know. So a standby with other buckets than the leader, such as one of another
+// deployment with the same election prefix, finds its own pulse silent, and races.
+func pulseName(name string, buckets []Bucket, templates *policy.Templates) string {
+	var names []string
+	for _, b := range buckets {
+		names = append(names, "bucket "+b.Key)
+	}
+	for _, t := range refilled(templates) {
+		names = append(names, "template "+t.Prefix)
+	}
+	slices.Sort(names)
+	digest := sha256.Sum256([]byte(strings.Join(names, "\n")))
+	return fmt.Sprintf("%s:%x", name, digest[:6])
 }
 
 func newPulse(key string, interval time.Duration, version int64, rng *rand.Rand) *pulse {

@@ -139,6 +139,28 @@ func TestClusterBucketsOfEverySlotAreRefilledWhileSlotsMove(t *testing.T) {
 	stop()
 }
 
+// The pulse of a configuration that no replica has any more must not stay in Redis.
+func TestAPulseExpires(t *testing.T) {
+	t.Parallel()
+	rdb := testenv.Redis(t).Client()
+	w := newWatch()
+	leader, stop := running(t, rdb, w, true, manyBuckets(1))
+	ctx, cancel := context.WithCancel(t.Context())
+	led := make(chan error, 1)
+	go func() { led <- leader.Lead(ctx, 1) }()
+	w.until(t, "the pulse to have an expiry", func(map[string][]Event) bool {
+		for _, key := range []string{leader.pulse, lua.IndexKey(leader.pulse), lua.ControlKey(leader.pulse)} {
+			if rdb.TTL(context.Background(), key).Val() <= 0 {
+				return false
+			}
+		}
+		return true
+	})
+	cancel()
+	require.ErrorIs(t, <-led, context.Canceled)
+	stop()
+}
+
 func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 	c := testenv.Cluster(t)
 	buckets := manyBuckets(30)
@@ -152,7 +174,7 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 	pulses := func(events map[string][]Event) bool {
 		beats := 0
 		for i := range 64 {
-			for _, e := range events[fmt.Sprintf("refiller:pulse:%d", i)] {
+			for _, e := range events[fmt.Sprintf("%s:%d", leader.pulse, i)] {
 				if e.Outcome.Status == policy.StatusApplied {
 					beats++
 					break
@@ -162,7 +184,6 @@ func TestClusterStandbyTakesOverOnEveryMaster(t *testing.T) {
 		return beats == 3
 	}
 	first.until(t, "a pulse on each of three masters", pulses)
-
 	stopLeader() // without resigning, as if its process were killed
 	second.until(t, "the standby to refill everything", appliedTo(buckets))
 	require.True(t, standby.Stats().Racing)

@@ -53,6 +53,7 @@ type Refiller struct {
 	buckets   []Bucket
 	templates *policy.Templates
 	version   int64
+	pulse     string                  // the name of the pulse of these buckets and templates
 	pooled    map[string]*pooledTerms // by the keys of the pooled buckets
 	running   bool
 	leading   bool
@@ -105,6 +106,7 @@ func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, vers
 	r.templates = templates
 	r.recordPast(earlier, before)
 	r.version = version
+	r.pulse = pulseName(r.cfg.Pulse, buckets, templates)
 	terms, stats := r.pooled, r.templateStats
 	r.pooled, r.templateStats = map[string]*pooledTerms{}, map[string]*TemplateStats{}
 	for _, b := range buckets {
@@ -218,6 +220,7 @@ func (r *Refiller) topology(ctx context.Context) ([]master, error) {
 //   - A leader to which a later version was reported, by the server or by [Refiller.RecordVersion], stops its pulse.
 //     Then the standbys race.
 //   - A standby races while the pulse has an earlier version than its own. Then the leader doesn't have the later file.
+//   - A standby also races while the leader has other buckets, pools or refilled templates (see pulseName).
 func (r *Refiller) Update(buckets []Bucket, templates *policy.Templates, version int64) error {
 	if err := cmp.Or(checkVersion(version), checkBuckets(buckets)); err != nil {
 		return err

@@ -390,11 +390,11 @@ func TestResigningWaitsForTheCallUnderWay(t *testing.T) {
 		for range 20 {
 			time.Sleep(time.Second + time.Duration(r.rng.IntN(100))*time.Millisecond)
 			resign()
-			r.server.set(func() { r.server.applied[a.cfg.Pulse] = nil })
+			r.server.set(func() { r.server.applied[a.pulse] = nil })
 			synctest.Wait()
 			time.Sleep(interval)
 			r.server.set(func() {
-				require.Empty(t, r.server.applied[a.cfg.Pulse], "no pulse is sent after Lead has returned")
+				require.Empty(t, r.server.applied[a.pulse], "no pulse is sent after Lead has returned")
 			})
 			resign = a.lead()
 		}

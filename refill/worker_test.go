@@ -2,6 +2,7 @@ package refill
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +17,8 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		var log lockedBuffer
 		r.log = &log
-		r.server.bad["refiller:pulse"] = lua.ErrMalformedBucket
+		pulse := pulseName("refiller:pulse", []Bucket{checkout(1000)}, nil)
+		r.server.bad[pulse] = lua.ErrMalformedBucket
 		a, b := r.start("a", true, 0, checkout(1000)), r.start("b", true, 0, checkout(1000))
 		time.Sleep(4 * time.Second)
 		require.GreaterOrEqual(t, len(r.server.gaps("checkout")), 30, "there is no leader, so both race")
@@ -25,7 +27,7 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 		time.Sleep(time.Second)
 		require.True(t, b.Stats().Racing, "the standby finds no pulse of the leader")
 		resign()
-		r.server.set(func() { r.server.bad["refiller:pulse"] = nil })
+		r.server.set(func() { r.server.bad[pulse] = nil })
 		resign = a.lead()
 		time.Sleep(3 * time.Second)
 		require.False(t, b.Stats().Racing)
@@ -35,6 +37,32 @@ func TestAnUnreadablePulseIsNoSignOfLife(t *testing.T) {
 		require.Equal(t, 2, strings.Count(log.String(), "pulse can't be read"), "each replica logs the fault once")
 		require.NotContains(t, log.String(), "refills pause")
 	})
+}
+
+// A pulse shows that its leader refills the buckets of its own file. A standby with another bucket refills that bucket
+// itself, whichever version its file has, until both have the same buckets.
+func TestAStandbyWithOtherBucketsThanTheLeaderRaces(t *testing.T) {
+	for _, version := range []int64{1, 2, 3} {
+		t.Run(strconv.FormatInt(version, 10), func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				mail := checkout(1000)
+				mail.Key = "mail"
+				a := r.start("a", true, 2, checkout(1000))
+				resign := a.lead()
+				b := r.start("b", true, version, checkout(1000), mail)
+				time.Sleep(5 * time.Second)
+				require.GreaterOrEqual(t, len(r.server.gaps("mail")), 30, "the standby refills the bucket")
+				require.True(t, b.Stats().Racing)
+				require.NoError(t, a.Update([]Bucket{mail, checkout(1000)}, nil, 3))
+				require.NoError(t, b.Update([]Bucket{checkout(1000), mail}, nil, 3))
+				time.Sleep(3 * time.Second)
+				require.False(t, b.Stats().Racing, "the leader refills the bucket, too")
+				resign()
+				a.stop()
+				b.stop()
+			})
+		})
+	}
 }
 
 // A leader with an old file can't credit the instants of a later file's schedule. So its pulse stops, and the standbys

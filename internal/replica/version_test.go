@@ -13,6 +13,7 @@ import (
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // A leader has an older file than a standby. None of the older policies stays in force: neither of a bucket nor of a
@@ -78,4 +79,62 @@ templates: [{prefix: "user:", capacity: 10, rate: 10/s, interval: 100ms}]
 		}
 		require.NoError(t, rdb.FlushAll(ctx).Err())
 	}
+}
+
+// Two elected deployments have one etcd, one election prefix and one Redis, so only one of them has the leader. The
+// buckets of the other one are refilled, too.
+func TestTwoDeploymentsWithOneElectionRefillTheirBuckets(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	ctx, rdb := t.Context(), server.Client()
+	start := func(identity string, version int64, key string) *replica.Replica {
+		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
+			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\nbuckets: [{key: %s, capacity: 10000, rate: 100/s}]\n",
+			server.URL(), version, etcd.Endpoints()[0], key)})
+		require.NoError(t, err)
+		return running(t, cfg, replica.Options{Identity: identity})
+	}
+	first := start("first", 7, "a")
+	eventually(t, "the first deployment leads", func() bool {
+		s := first.Status(ctx, admin.Query{})
+		return s.Leader != nil && s.Leader.Identity == "first"
+	})
+	start("second-1", 3, "b")
+	start("second-2", 7, "b")
+	for _, key := range []string{"a", "b"} {
+		eventually(t, "the bucket exists", func() bool { return rdb.Exists(ctx, key).Val() == 1 })
+		before := peek(t, rdb, key).Version.Index
+		eventually(t, "the bucket is refilled", func() bool { return peek(t, rdb, key).Version.Index > before+5 })
+	}
+}
+
+// Only pools_version is raised, and the later file has another pool. The leader still has the older file.
+func TestAPoolThatTheLeaderDoesNotHaveIsRefilled(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	ctx, rdb := t.Context(), server.Client()
+	file := func(poolsVersion int64, names ...string) config.Config {
+		pools := ""
+		for _, n := range names {
+			pools += fmt.Sprintf("  - {name: %s, rate: 1000/s, capacity: 3000, regions: {eu: {}}}\n", n)
+		}
+		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "region: eu\nredis: {url: %q}\nlisten: 127.0.0.1:0\n"+
+			"version: 7\npools_version: %d\nelection: {mode: etcd, ttl: 2s, endpoints: [%s]}\n"+
+			"buckets: [{key: own, capacity: 1000, rate: 100/s}]\npools:\n%s",
+			server.URL(), poolsVersion, etcd.Endpoints()[0], pools)})
+		require.NoError(t, err)
+		return cfg
+	}
+	leader := running(t, file(7, "payments"), replica.Options{Identity: "leader"})
+	eventually(t, "the leader leads", func() bool { return leader.Status(ctx, admin.Query{}).Leading })
+	standby := running(t, file(7, "payments"), replica.Options{Identity: "standby"})
+	eventually(t, "the standby knows the leader", func() bool {
+		s := standby.Status(ctx, admin.Query{})
+		return s.Leader != nil && s.Leader.Identity == "leader"
+	})
+	require.NoError(t, standby.Reload(file(8, "payments", "mail"), "test"))
+	eventually(t, "the new pool has tokens", func() bool {
+		b, err := lua.Peek(ctx, rdb, "mail", 1)
+		return err == nil && b.Tokens > 0
+	})
 }
