@@ -358,6 +358,20 @@ func (s *Templates) Equal(o *Templates) bool {
 	return s.Version() == o.Version() && s.Encode() == o.Encode()
 }
 
+// Except returns a set with the same templates in which the named buckets have policies of their own, too. It returns s
+// if that is so already. Otherwise the set that it returns has the given version.
+func (s *Templates) Except(version int64, names []string) (*Templates, error) {
+	missing := func(key string) bool { return s.Of(key) != nil }
+	if !slices.ContainsFunc(names, missing) {
+		return s, nil
+	}
+	list := make([]Template, len(s.list))
+	for i, r := range s.list {
+		list[i] = r.Template
+	}
+	return NewTemplates(version, list, append(s.Plain(), names...))
+}
+
 // SameAs reports whether both sets have the same templates, whatever their versions are.
 func (s *Templates) SameAs(o *Templates) bool {
 	if len(s.All()) != len(o.All()) || !maps.Equal(s.named(), o.named()) {

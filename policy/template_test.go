@@ -52,6 +52,27 @@ func TestSetsWithTheSameTemplatesAreTheSame(t *testing.T) {
 	require.False(t, policy.Fence{Epoch: policy.OwnEpoch - 1}.Own())
 }
 
+// Buckets that get policies of their own are added to a set, under another version. If the set has them all, it stays.
+func TestASetExceptForSomeBuckets(t *testing.T) {
+	t.Parallel()
+	set := templates(t, []string{"user:root"}, "tenant:*:api", "user:")
+	same, err := set.Except(9, []string{"user:root", "order:1"})
+	require.NoError(t, err)
+	require.Same(t, set, same)
+	more, err := set.Except(9, []string{"user:1", "order:1"})
+	require.NoError(t, err)
+	require.EqualValues(t, 9, more.Version())
+	require.Equal(t, []string{"user:1", "user:root"}, more.Plain())
+	require.Equal(t, policy.Fence{Epoch: 9}, more.Of("user:2").Terms.Fence)
+	require.False(t, set.SameAs(more))
+	all, err := templates(t, []string{"user:1", "user:root"}, "tenant:*:api", "user:").Except(9, nil)
+	require.NoError(t, err)
+	require.True(t, all.SameAs(more))
+	none, err := (*policy.Templates)(nil).Except(9, []string{"user:1"})
+	require.NoError(t, err)
+	require.Nil(t, none)
+}
+
 func TestTheMostSpecificTemplateCounts(t *testing.T) {
 	t.Parallel()
 	set := templates(t, []string{"user:root", "elsewhere"}, "", "user:", "user:vip:", "tenant:*:api", "tenant:*",

@@ -223,7 +223,7 @@ func (f *file) config(d *fields.Decoder) Config {
 	}
 	c.Buckets = f.buckets(d)
 	c.Pools = f.pools(d, c)
-	c.Templates = f.templates(d, c.names())
+	c.Templates = f.templates(d, c.Names())
 	return c
 }
 
@@ -300,8 +300,8 @@ func counted(n int, noun string) string {
 // there are no pools any more.
 func (c Config) Pooled() bool { return c.Pools != nil }
 
-// names returns the names of the buckets and pools that have policies of their own.
-func (c Config) names() []string {
+// Names returns the names of the buckets and pools that have policies of their own.
+func (c Config) Names() []string {
 	names := make([]string, 0, len(c.Buckets)+len(c.Pools))
 	for _, b := range c.Buckets {
 		names = append(names, b.Key)

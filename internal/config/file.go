@@ -44,8 +44,8 @@ type agreed struct {
 	// Buckets to keep full. The file needs at least one bucket, template or pool.
 	Buckets []bucket `yaml:"buckets"`
 	// Up to 256 policies, each for every key with a prefix. Their buckets begin full, also after Redis has lost them. If
-	// the field is left out, the published templates stay in force. An empty list ends them: no new buckets are created,
-	// but consumers can still take from existing ones.
+	// the field is left out, the published templates stay in force, except for the buckets of this file. An empty list
+	// ends them: no new buckets are created, but consumers can still take from existing ones.
 	Templates []template `yaml:"templates"`
 	// Rates that regions share. They are the same in the files of all regions. An empty list ends all pools.
 	Pools []sharedPool `yaml:"pools"`

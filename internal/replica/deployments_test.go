@@ -13,8 +13,10 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
+	"github.com/tokenrefill/refiller/lua"
 )
 
 // syncedText collects a log.
@@ -80,4 +82,26 @@ func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 			"unless another deployment uses this Redis database") == 1
 	})
 	require.True(t, taken("b:2")())
+}
+
+// A deployment whose file has no field for templates shares a Redis with one that has templates. It leaves the published
+// set as it is, with the names of the other deployment's buckets.
+func TestADeploymentWithoutTemplatesLeavesThoseOfAnother(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	first := running(t, parse(t, server.URL(), 7, oneBucket+"  - {key: \"user:1\", capacity: 10, rate: 10/s}\n"+
+		"templates: [{prefix: \"user:\", capacity: 100, rate: 10/s}]\n"), replica.Options{})
+	var before map[string]string
+	read := func() map[string]string { return server.Client().HGetAll(ctx, lua.TemplatesKey).Val() }
+	eventually(t, "the templates are published", func() bool {
+		before = read()
+		return len(before) > 0
+	})
+	second := running(t, parse(t, server.URL(), 100, "  - {key: b, capacity: 1000, rate: 500/s}\n"), replica.Options{})
+	eventually(t, "the second deployment follows them", func() bool {
+		return len(second.Status(ctx, admin.Query{}).Templates) == 1
+	})
+	require.Never(t, func() bool { return len(first.Status(ctx, admin.Query{}).Outdated.Templates) > 0 },
+		1500*time.Millisecond, 50*time.Millisecond)
+	require.Equal(t, before, read())
 }

@@ -48,7 +48,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	old := r.config()
 	change, err := old.To(next)
 	templates := next.Templates
-	if templates == nil { // next has no field for templates
+	if templates == nil { // next has no field for templates, so follow puts the published ones in force
 		templates = old.Templates
 	}
 	if err == nil && change.Applies() {
@@ -86,6 +86,7 @@ func (r *Replica) Reload(next config.Config, cause string) error {
 	}
 	r.mu.Lock()
 	r.cfg = inForce
+	r.noTemplates = next.Templates == nil
 	r.mu.Unlock()
 	timing.Signal(r.renewed)
 	r.report(report)

@@ -70,7 +70,8 @@ type Replica struct {
 	closers  []func() error
 	listener net.Listener
 
-	renewed chan struct{} // holds one signal: the templates may have changed
+	renewed     chan struct{} // holds one signal: the templates may have changed
+	publishedID string        // id of the published templates that follow has read; only publishes uses it
 
 	ending atomic.Bool // Run has begun to end
 
@@ -79,6 +80,8 @@ type Replica struct {
 	mu         sync.Mutex
 	cfg        config.Config // in force
 	lastReload admin.Reload
+	// noTemplates reports that the file has no field for templates. Then those of cfg are the published ones, or nil.
+	noTemplates bool
 	// templatesConflict reports that other templates are published under the version of cfg. templatesOutdated is the
 	// version of the published templates if it is later than that of cfg, otherwise 0.
 	templatesConflict bool
@@ -93,7 +96,8 @@ var _ admin.Source = (*Replica)(nil)
 // New makes a replica. It listens at once, and connects to servers when it runs. It must be run or closed.
 func New(cfg config.Config, opts Options) (*Replica, error) {
 	r := &Replica{
-		cfg: cfg, load: opts.Load, asked: opts.Reload, stats: stats.New(), recent: map[string]readBucket{},
+		cfg: cfg, noTemplates: cfg.Templates == nil, load: opts.Load, asked: opts.Reload, stats: stats.New(),
+		recent:   map[string]readBucket{},
 		renewed:  make(chan struct{}, 1),
 		identity: opts.Identity, build: opts.Build, log: opts.Logger, started: time.Now(),
 	}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config"
+	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
 	"github.com/tokenrefill/refiller/internal/testing/testenv"
 	"github.com/tokenrefill/refiller/lua"
@@ -19,9 +20,10 @@ import (
 )
 
 const (
-	oneBucket = "  - {key: a, capacity: 1000, rate: 500/s}\n"
-	users     = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s}]` + "\n"
-	fewer     = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 6, rate: 1/s}]` + "\n"
+	oneBucket     = "  - {key: a, capacity: 1000, rate: 500/s}\n"
+	users         = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 60, rate: 1/s}]` + "\n"
+	refilledUsers = oneBucket + `templates: [{prefix: "user:", capacity: 100, rate: 100/s, interval: 100ms}]` + "\n"
+	fewer         = oneBucket + `templates: [{prefix: "user:", enforce: lazy, capacity: 6, rate: 1/s}]` + "\n"
 )
 
 func TestReplicasPublishTheirTemplates(t *testing.T) {
@@ -228,4 +230,132 @@ func TestAReplicaThatMissedAFileRefillsTheBucketsOfItsPrefixes(t *testing.T) {
 	require.NoError(t, a.Reload(file(3, "vi"), "test"))
 	stop() // otherwise the test would pass if b, which knows the second file, got the claim
 	eventually(t, "the bucket is full after 10 s", func() bool { return peek(t, rdb, "vip:1").Tokens == 1000 })
+}
+
+// A file without the field for templates keeps the published templates in force, even after a restart.
+func TestPublishedTemplatesStayInForceForAFileWithoutTheField(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	_, stop := stoppable(t, parse(t, server.URL(), 7, refilledUsers), replica.Options{})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "the template is published", func() bool {
+		r, err := c.Take(ctx, "user:1", 1)
+		return err == nil && r.OK
+	})
+	stop()
+	r := running(t, parse(t, server.URL(), 8, oneBucket), replica.Options{})
+	_, err = c.TakeUpTo(ctx, "user:1", 100)
+	require.NoError(t, err)
+	index := peek(t, rdb, "user:1").Version.Index
+	eventually(t, "the bucket is refilled", func() bool { return peek(t, rdb, "user:1").Version.Index > index+2 })
+	require.Len(t, r.Status(ctx, admin.Query{}).Templates, 1)
+
+	running(t, parse(t, server.URL(), 9, oneBucket+`templates: [{prefix: "team:", capacity: 5, rate: 1/s}]`+"\n"),
+		replica.Options{})
+	eventually(t, "the replica follows what another one publishes", func() bool {
+		templates := r.Status(ctx, admin.Query{}).Templates
+		return len(templates) == 1 && templates[0].Prefix == "team:"
+	})
+	require.NoError(t, rdb.Del(ctx, lua.TemplatesKey).Err())
+	eventually(t, "the templates are published again", func() bool { return rdb.Exists(ctx, lua.TemplatesKey).Val() == 1 })
+}
+
+// The leader has started with a file without the field for templates, so it has them from Redis. The standby has
+// reloaded that file.
+func TestALeaderThatStartsWithoutTheFieldRefillsThePublishedTemplates(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	ctx, rdb := t.Context(), server.Client()
+	file := func(version int64, more string) config.Config {
+		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
+			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\nbuckets:\n%s", server.URL(), version, etcd.Endpoints()[0],
+			more)})
+		require.NoError(t, err)
+		return cfg
+	}
+	leader := running(t, file(8, oneBucket), replica.Options{Identity: "leader"})
+	eventually(t, "it leads", func() bool { return leader.Status(ctx, admin.Query{}).Leading })
+	standby := running(t, file(7, refilledUsers), replica.Options{Identity: "standby"})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "the template is published", func() bool {
+		r, err := c.Take(ctx, "user:1", 1)
+		return err == nil && r.OK
+	})
+	require.NoError(t, standby.Reload(file(8, oneBucket), "test"))
+	eventually(t, "the leader has the template", func() bool {
+		return len(leader.Status(ctx, admin.Query{}).Templates) == 1
+	})
+	began, taken := time.Now(), int64(0)
+	for taken < 400 {
+		r, err := c.TakeUpTo(ctx, "user:1", 100)
+		require.NoError(t, err)
+		taken += r.Taken
+		require.Less(t, time.Since(began), 6*time.Second, "400 tokens are due in 3 s after the first 100; taken %d", taken)
+	}
+}
+
+// A bucket of the file keeps its own policy beside a published template that matches its name, although the file has no
+// field for templates. Otherwise each loss would bring it back full, as a bucket of the template.
+func TestABucketOfAFileWithoutTheFieldIsNoneOfAPublishedTemplate(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	rdb := server.Client()
+	const configured = oneBucket + "  - {key: \"user:1\", capacity: 10, rate: 10/s}\n"
+	r := running(t, parse(t, server.URL(), 1, oneBucket+
+		`templates: [{prefix: "user:", capacity: 100000, rate: 100/s, interval: 100ms}]`+"\n"), replica.Options{})
+	published := func() *policy.Templates {
+		set, _, err := lua.ReadTemplates(ctx, rdb, "")
+		require.NoError(t, err)
+		return set
+	}
+	eventually(t, "the template is published", func() bool { return published() != nil })
+	require.NoError(t, r.Reload(parse(t, server.URL(), 2, configured), "test"))
+	eventually(t, "the set names the bucket", func() bool { return published().Version() == 2 })
+	require.Nil(t, published().Of("user:1"))
+	require.NotNil(t, published().Of("user:2"))
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	eventually(t, "the bucket is there", func() bool {
+		r, err := c.Take(ctx, "user:1", 1)
+		return err == nil && r.OK
+	})
+	began, taken := time.Now(), int64(0)
+	for range 5 {
+		require.NoError(t, rdb.FlushAll(ctx).Err())
+		eventually(t, "the bucket is there again", func() bool {
+			r, err := c.TakeUpTo(ctx, "user:1", 1_000_000)
+			taken += r.Taken
+			return err == nil
+		})
+	}
+	require.LessOrEqual(t, taken, 10+int64(time.Since(began).Seconds()*10)+1, "the bucket begins empty after a loss")
+
+	require.NoError(t, r.Reload(parse(t, server.URL(), 3, oneBucket), "test"))
+	running(t, parse(t, server.URL(), 3, oneBucket), replica.Options{})
+	require.Never(t, func() bool { return published().Of("user:1") != nil }, 1500*time.Millisecond, 50*time.Millisecond,
+		"the name stays, because another deployment may have the bucket")
+}
+
+// A replica that missed a file has earlier templates than the published ones, and reloads a file without the field.
+func TestAReplicaThatMissedAFilePublishesNoEarlierTemplates(t *testing.T) {
+	t.Parallel()
+	ctx, server := t.Context(), testenv.Redis(t)
+	missed := running(t, parse(t, server.URL(), 7, users), replica.Options{})
+	running(t, parse(t, server.URL(), 8, fewer), replica.Options{})
+	published := func(version int64) func() bool {
+		return func() bool {
+			set, _, err := lua.ReadTemplates(ctx, server.Client(), "")
+			return err == nil && set.Version() == version && set.Of("user:2").Policy.Capacity == 6
+		}
+	}
+	eventually(t, "the second file is published", published(8))
+	configured := oneBucket + "  - {key: \"user:1\", capacity: 10, rate: 10/s}\n"
+	require.NoError(t, missed.Reload(parse(t, server.URL(), 9, configured), "test"))
+	eventually(t, "the set names the bucket, and the templates stay", published(9))
 }
