@@ -175,6 +175,7 @@ func (c *Client) toAllResult(reqs []Request, demands, of []*demand, ok bool) (Al
 		case ok && one.OK:
 			one.Taken = r.N
 			one.paid = of[i].partOf(paid, r.N)
+			one.loan = of[i].answer.loan.part(r.N)
 		case ok: // the bucket is in shadow mode, or was when the request was charged
 			*one = one.admit(r.N)
 			shadowed = 1
@@ -443,8 +444,8 @@ func (c *Client) refund(p budget, demands []*demand) {
 		case !degraded && p.cfg.request == "": // tokens that were taken with a request id stay charged
 			back := backOf(&a.reply, a.info, d.flow)
 			backs.Go(func() { c.giveBack(d.Key, back) })
-		case degraded && a.info.share != nil:
-			a.info.share.giveBack(tokens)
+		case degraded:
+			c.giveToShare(d.Key, a.loan, tokens)
 		}
 		a.reply.Taken, a.reply.Remaining = 0, a.reply.Remaining+tokens
 	}

@@ -42,9 +42,13 @@ func (c *Client) degraded(key string, run policy.Run, err error) answer {
 	case mode == policy.DegradedLocal && i.share != nil:
 		now := c.consumers.now()
 		i.share.suppose(c.consumers.ofAny(), now)
+		asOf := i.share.replies.Load() // with a later reply, the tokens of this take don't go back
 		t := i.share.take(least, n, leave, now)
 		if !t.Known {
 			return answer{err: err}
+		}
+		if t.OK {
+			a.loan = &loan{i.share, asOf, t.Taken}
 		}
 		a.reply = lua.TakeReply{OK: t.OK, Taken: t.Taken, Remaining: t.Tokens, Wait: micros(t.Wait)}
 	default:

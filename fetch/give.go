@@ -23,16 +23,33 @@ func (c *Client) Return(ctx context.Context, key string, n int64, opts ...CallOp
 // (Result.Era). If that era is over, they are dropped. In the first ten seconds of a new era, tokens that were taken
 // from it may be dropped, too, because Result.Era may be the earlier era. The flow that paid for the tokens gets its
 // right back (WithFlow).
-// Tokens that no bucket gave do not go back: those that a degraded mode granted (SourceFallback), and those that a
-// bucket in shadow mode lacked. For a denial Undo does nothing. It is not for a Reservation, which Settle ends. The
-// errors are those of Return. Call Undo only once for a Result, and only once for a request id: after the Undo, the
-// bucket still remembers the request as charged.
+//
+// Tokens that no bucket gave do not go back to the bucket: those that a degraded mode granted (SourceFallback), and
+// those that a bucket in shadow mode lacked. Tokens that this Client granted in degraded mode policy.DegradedLocal go
+// back to its part of the bucket, unless the bucket has answered a take since. Undo makes no call for them.
+//
+// For a denial Undo does nothing. It is not for a Reservation, which Settle ends. The errors are those of Return. Call
+// Undo only once for a Result, and only once for a request id: after the Undo, the bucket still remembers the request
+// as charged.
 func (c *Client) Undo(ctx context.Context, key string, r Result) error {
 	n := r.Taken - r.lacked
 	if r.Source.Kind == SourceFallback || !r.OK {
 		n = 0
 	}
-	return c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r, nil)
+	err := c.putBack(ctx, Call{Op: OpReturn, Key: key, Tokens: n}, max(n, 1), &r, nil)
+	if err == nil {
+		c.giveToShare(key, r.loan, r.Taken-r.lacked)
+	}
+	return err
+}
+
+// giveToShare returns n tokens of a loan to the share of a bucket. It reports how many it returned.
+func (c *Client) giveToShare(key string, l *loan, n int64) (returned int64) {
+	returned = l.giveBack(n)
+	if returned > 0 {
+		c.moreTokens(key)
+	}
+	return returned
 }
 
 // UndoAll gives back the tokens of all, the result of a TakeAll. For each of its requests it returns the tokens that

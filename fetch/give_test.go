@@ -47,6 +47,56 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 	}
 }
 
+// Tokens that a share gave go back to the share, once. They don't go back after the bucket has answered again, since
+// the share then has its part of what the bucket has.
+func TestUndoGivesTheTokensOfAShareBackToIt(t *testing.T) {
+	f := newFaulty(t, nil)
+	p := hourly(80)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, f.direct, "b", p)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	require.NoError(t, errOf(c.Take(t.Context(), "b", 50)))
+	s := countsConsumers(t, c, "b", 1)
+	f.proxy.Cut()
+	left := func() int64 { return tokensIn(s, c.consumers.now()) }
+	r, err := c.Take(t.Context(), "b", 10)
+	require.NoError(t, err)
+	require.EqualValues(t, 20, left())
+	for range 2 {
+		require.NoError(t, c.Undo(t.Context(), "b", r))
+		require.EqualValues(t, 30, left())
+	}
+	all, err := c.TakeAll(t.Context(), []Request{{Key: "b", N: 2}, {Key: "b", N: 3}})
+	require.NoError(t, err)
+	require.True(t, all.OK)
+	require.EqualValues(t, 25, left())
+	for range 2 {
+		require.NoError(t, c.Undo(t.Context(), "b", all.Results[0]))
+		require.EqualValues(t, 27, left())
+	}
+	require.NoError(t, c.UndoAll(t.Context(), all))
+	require.EqualValues(t, 30, left())
+	denied, err := c.TakeAll(t.Context(), []Request{{Key: "b", N: 2}, {Key: "b", N: 29}})
+	require.NoError(t, err)
+	require.False(t, denied.OK)
+	require.NoError(t, c.UndoAll(t.Context(), denied))
+	require.EqualValues(t, 30, left())
+
+	r, err = c.Take(t.Context(), "b", 10)
+	require.NoError(t, err)
+	require.Equal(t, SourceFallback, r.Source.Kind)
+	require.NoError(t, f.proxy.Heal())
+	eventually(t, func() bool {
+		answered, err := c.Take(t.Context(), "b", 1)
+		require.NoError(t, err)
+		return answered.Source.Kind != SourceFallback
+	}, "the bucket answers")
+	before := left()
+	require.NoError(t, c.Undo(t.Context(), "b", r))
+	require.Equal(t, before, left())
+}
+
 // The tokens that a bucket in shadow mode lacked were not taken from it, so they don't go back.
 func TestUndoInShadowModeGivesBackWhatTheBucketHad(t *testing.T) {
 	for name, take := range map[string]func(*Client) (Result, error){

@@ -86,7 +86,11 @@ func TestAShareStartsWithItsPartOfTheTokensAndOfTheRate(t *testing.T) {
 	w := s.take(101, 101, 0, time.Hour)
 	require.False(t, w.OK)
 	require.EqualValues(t, -1, w.Wait, "the take exceeds the bucket's capacity")
-	s.giveBack(25)
+	require.EqualValues(t, 25, s.take(1, 25, 0, time.Hour).Taken)
+	l := &loan{share: s, asOf: s.applied, left: 25}
+	require.EqualValues(t, 5, l.giveBack(5))
+	require.EqualValues(t, 20, l.giveBack(25), "the share gave 25")
+	require.Zero(t, l.giveBack(1))
 	require.EqualValues(t, 25, tokensIn(s, time.Hour))
 	s.count(2, 59*time.Second)
 	require.EqualValues(t, 25, tokensIn(s, time.Hour), "a lower count of consumers applies only after a while")

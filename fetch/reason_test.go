@@ -312,6 +312,8 @@ func TestEachPolicyDecidesHowItsTakesAreAnsweredWithoutItsServer(t *testing.T) {
 
 	r, err = c.Take(t.Context(), "local", 5)
 	require.NoError(t, err)
+	require.EqualValues(t, 5, r.loan.left)
+	r.loan = nil
 	require.Equal(t, Result{OK: true, Taken: 5, Remaining: 3, Limit: 10, ResetAfter: Never, MoreAfter: Never,
 		Source: from}, timeless(r))
 	r, err = c.Take(t.Context(), "local", 4)

@@ -25,7 +25,6 @@ type Reservation struct {
 	Until time.Time
 
 	client *Client
-	share  *share // the share that gave the tokens, in degraded mode local; nil otherwise
 	once   sync.Once
 }
 
@@ -95,9 +94,6 @@ func (c *Client) reserve(ctx context.Context, key string, n int64, ttl time.Dura
 		r.Until = time.UnixMicro(until)
 	}
 	r.lacked = r.Taken // Settle gives the tokens back, and not Undo
-	if r.OK && r.Source.Kind == SourceFallback && t.info.terms != nil && t.info.terms.Degraded == policy.DegradedLocal {
-		r.share = t.info.share
-	}
 	return r, nil
 }
 
@@ -213,7 +209,8 @@ func checkUsed(used int64) error {
 }
 
 // Settle ends the reservation as Client.Settle does. For a denial it returns ErrNotHeld. If no bucket holds the tokens,
-// it makes no call. If a share gave them (policy.DegradedLocal), the unused tokens then go back to the share.
+// it makes no call. If a share gave them (policy.DegradedLocal), the unused tokens then go back to the share, unless
+// the bucket has answered a take since.
 func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error) {
 	switch {
 	case !r.OK:
@@ -230,9 +227,8 @@ func (r *Reservation) Settle(ctx context.Context, used int64) (Settlement, error
 	s := Settlement{Again: true}
 	r.once.Do(func() {
 		s.Again = false
-		if r.share != nil && used < r.Taken {
-			s.Returned = r.Taken - used
-			r.share.giveBack(s.Returned)
+		if used < r.Taken {
+			s.Returned = r.client.giveToShare(r.Key, r.loan, r.Taken-used)
 		}
 	})
 	return s, nil

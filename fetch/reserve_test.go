@@ -245,6 +245,39 @@ func TestAReservationOfWhatABucketInShadowModeLacksIsInNoBucket(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().Shadowed)
 }
 
+// If a bucket in shadow mode admits a reservation that the share can't grant, its settlement returns nothing to the
+// share.
+func TestASettlementReturnsOnlyWhatTheShareGave(t *testing.T) {
+	server := testenv.Redis(t)
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	p.Shadow = true
+	createBucket(t, server.Client(), "b", p)
+	c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
+	require.NoError(t, errOf(c.Take(t.Context(), "b", 1)))
+	s := countsConsumers(t, c, "b", 1)
+	server.Pause()
+	defer server.Resume()
+	granted, err := c.Reserve(t.Context(), "b", 60, time.Minute)
+	require.NoError(t, err)
+	require.True(t, granted.OK)
+	require.False(t, granted.Shadow)
+	require.NoError(t, errOf(c.Take(t.Context(), "b", 39)))
+	require.Zero(t, tokensIn(s, c.consumers.now()))
+	r, err := c.Reserve(t.Context(), "b", 50, time.Minute)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.True(t, r.Shadow)
+	done, err := r.Settle(t.Context(), 0)
+	require.NoError(t, err)
+	require.Zero(t, done.Returned, "neither the bucket nor the share gave the tokens")
+	require.Zero(t, tokensIn(s, c.consumers.now()))
+	done, err = granted.Settle(t.Context(), 20)
+	require.NoError(t, err)
+	require.EqualValues(t, 40, done.Returned)
+	require.EqualValues(t, 40, tokensIn(s, c.consumers.now()))
+}
+
 func TestAReservationIsRescued(t *testing.T) {
 	rdb := testenv.Redis(t).Client()
 	createBucket(t, rdb, "llm", policy.Policy{Capacity: 10, Rate: policy.PerSecond(1000), Interval: time.Millisecond,

@@ -62,6 +62,8 @@ type Result struct {
 	lacked int64
 	// paid is the right that a flow paid for the tokens; nil: none. Undo gives it back.
 	paid *payment
+	// loan has the tokens if a share gave them (policy.DegradedLocal); nil: none did. Undo gives them back to the share.
+	loan *loan
 }
 
 // with returns the result of a take that got tokens from a block and from the bucket. leased is the result of the

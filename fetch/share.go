@@ -135,11 +135,38 @@ func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking 
 	return s.bucket.TakeLeaving(n, part, now.Microseconds())
 }
 
-// giveBack returns n tokens to the share.
-func (s *share) giveBack(n int64) {
+// loan has the tokens that a share gave to one call.
+type loan struct {
+	share *share
+	asOf  uint64 // the share's value of applied when it gave the tokens
+	left  int64  // the tokens that have not gone back; the share's lock guards it
+}
+
+// part returns a loan of n of the tokens, for one of the requests of the call.
+func (l *loan) part(n int64) *loan {
+	if l == nil {
+		return nil
+	}
+	return &loan{l.share, l.asOf, n}
+}
+
+// giveBack returns n tokens to the share, but never more than the share gave. It returns none if the share has used a
+// later reply of the bucket. The share then began anew with its part of the bucket, and the tokens would be added to
+// that part. giveBack reports how many tokens it returned. If l is nil no share gave tokens, and it returns none.
+func (l *loan) giveBack(n int64) (returned int64) {
+	if l == nil {
+		return 0
+	}
+	s := l.share
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.bucket.Return(n)
+	n = min(n, l.left)
+	l.left -= n
+	if s.applied != l.asOf {
+		return 0
+	}
+	clamped, _ := s.bucket.Return(n)
+	return n - clamped
 }
 
 // ready credits the share with the tokens that were earned until now. It reports false if there is no share, because

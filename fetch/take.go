@@ -184,6 +184,7 @@ func (a *answer) result(k kind, now time.Time) Result {
 		r.RetryAfter = wait(reply.Wait)
 	}
 	if a.source.Kind == SourceFallback {
+		r.loan = a.loan
 		return r
 	}
 	r.ResetAfter = i.resetAfter(reply.Remaining, now)

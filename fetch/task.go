@@ -213,6 +213,7 @@ type answer struct {
 	runs   []lua.RunReply // for the runs of a line
 	info   *info
 	source Source
+	loan   *loan // of the share that gave the tokens, in degraded mode local; nil otherwise
 	err    error
 }
 

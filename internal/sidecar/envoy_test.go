@@ -227,16 +227,76 @@ func TestTheQuestionBeforeAStreamDeniesNothingInShadowMode(t *testing.T) {
 	}
 }
 
-func TestTheQuestionBeforeAStreamFollowsTheDegradedMode(t *testing.T) {
-	t.Parallel()
+// impatientBench serves the limits of the file edge with a client that waits for Redis for at most 500 ms.
+func impatientBench(t *testing.T) (*bench, rls.RateLimitServiceClient) {
+	t.Helper()
 	b := start(t, func(o *Options, b *bench) {
 		var err error
-		o.Client, err = fetch.New(b.rdb, fetch.WithTimeout(100*time.Millisecond))
+		o.Client, err = fetch.New(b.rdb, fetch.WithTimeout(500*time.Millisecond))
 		require.NoError(t, err)
 		t.Cleanup(func() { require.NoError(t, o.Client.Close(context.Background())) })
 		o.Envoy = edgeLimits(t, b)
 	})
-	c := rls.NewRateLimitServiceClient(b.dial())
+	return b, rls.NewRateLimitServiceClient(b.dial())
+}
+
+// outage creates the buckets llm:a, edge:partner_a and edge:partner_b with a capacity of 1000 and the degraded mode
+// local, and stops Redis. The client has a share of each bucket.
+func outage(t *testing.T) rls.RateLimitServiceClient {
+	t.Helper()
+	b, c := impatientBench(t)
+	p := hourly(1000)
+	p.Degraded = policy.DegradedLocal
+	for _, key := range []string{"llm:a", "edge:partner_a", "edge:partner_b"} {
+		createBucket(t, b.rdb, key, p)
+	}
+	takes := func() bool {
+		_, err := c.ShouldRateLimit(t.Context(), request(1, of("tokens", "a"), of("partner", "a"), of("partner", "b")))
+		return err == nil
+	}
+	eventually(t, func() bool {
+		if !takes() {
+			return false
+		}
+		b.redis.Pause()
+		if takes() { // the client has counted the consumers of each bucket
+			return true
+		}
+		b.redis.Resume()
+		return false
+	}, "each bucket has a share")
+	t.Cleanup(b.redis.Resume)
+	return c
+}
+
+func TestTheQuestionBeforeAStreamTakesNothingFromAShare(t *testing.T) {
+	t.Parallel()
+	c := outage(t)
+	for range 1100 {
+		require.Equal(t, codeOK, should(t, c, request(1, hits(0, of("tokens", "a")))).GetOverallCode())
+	}
+}
+
+// If one descriptor is over its limit, the tokens that the shares of other buckets gave go back to these shares.
+func TestARefusedEnvoyRequestTakesNothingFromAShare(t *testing.T) {
+	t.Parallel()
+	c := outage(t)
+	a, b := of("partner", "a"), of("partner", "b")
+	left := should(t, c, request(1, b)).GetStatuses()[0].GetLimitRemaining()
+	require.Equal(t, codeOK, should(t, c, request(left, b)).GetOverallCode())
+	left = should(t, c, request(1, a)).GetStatuses()[0].GetLimitRemaining()
+	for range 3 {
+		res := should(t, c, request(1, hits(uint64(left), a), b))
+		require.Equal(t, over, res.GetOverallCode())
+		require.Equal(t, codeOK, res.GetStatuses()[0].GetCode())
+		require.Equal(t, left, res.GetStatuses()[0].GetLimitRemaining())
+	}
+	require.Equal(t, codeOK, should(t, c, request(left, a)).GetOverallCode(), "nothing was taken from it")
+}
+
+func TestTheQuestionBeforeAStreamFollowsTheDegradedMode(t *testing.T) {
+	t.Parallel()
+	b, c := impatientBench(t)
 	modes := map[string]policy.Degraded{"open": policy.DegradedOpen, "closed": policy.DegradedClosed}
 	for key, mode := range modes {
 		p := hourly(1000)
