@@ -66,7 +66,7 @@ type Config struct {
 	Timeout time.Duration
 	// Batch is the most buckets in one round trip, 1 to 10000. A slow server gets fewer. Default 500.
 	Batch int
-	// Logger; nil means a default one named refiller.
+	// Logger must not block, because refills wait for it. Nil means a default one named refiller.
 	Logger hclog.Logger
 	// Observe, if set, is called after every call for a bucket that isn't a template's, even if the call has failed. Such
 	// buckets are also the pulses and the claims, whose keys begin with Pulse. Observe must be safe for concurrent use.

@@ -147,7 +147,7 @@ func (s *serve) run(cmd *cobra.Command, e env) error {
 	if err := fromEnvironment(cmd, e.Environ); err != nil {
 		return err
 	}
-	if err := s.check(e); err != nil {
+	if err := s.check(cmd, e); err != nil {
 		return err
 	}
 	log := s.options.Logger
@@ -223,8 +223,8 @@ func connect(ctx context.Context, client *fetch.Client, log hclog.Logger) {
 }
 
 // check completes the options. If a flag or a file is wrong, it returns an error that names it.
-func (s *serve) check(e env) (err error) {
-	s.options.Logger, err = s.logger(e)
+func (s *serve) check(cmd *cobra.Command, e env) (err error) {
+	s.options.Logger, err = s.logger(cmd, e)
 	if err != nil {
 		return err
 	}
@@ -268,7 +268,7 @@ func (s *serve) logAddresses(log hclog.Logger, server *sidecar.Server) {
 	}
 }
 
-func (s *serve) logger(e env) (hclog.Logger, error) {
+func (s *serve) logger(cmd *cobra.Command, e env) (hclog.Logger, error) {
 	level := hclog.LevelFromString(s.logLevel)
 	if level == hclog.NoLevel {
 		return nil, cli.Usage(fmt.Errorf("--log-level %q: want trace, debug, info, warn, error or off", s.logLevel))
@@ -276,7 +276,7 @@ func (s *serve) logger(e env) (hclog.Logger, error) {
 	if s.logFormat != "text" && s.logFormat != "json" {
 		return nil, cli.Usage(fmt.Errorf("--log-format %q: want text or json", s.logFormat))
 	}
-	return hclog.New(&hclog.LoggerOptions{Name: "consumer", Output: e.Stderr, Level: level,
+	return cli.QueuedLogger(cmd, hclog.LoggerOptions{Name: "consumer", Output: e.Stderr, Level: level,
 		JSONFormat: s.logFormat == "json"}), nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/hashicorp/go-hclog"
+	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/sdk/resource"
@@ -42,6 +43,7 @@ func newTraces(ctx context.Context, environ fields.Environment, log hclog.Logger
 	if err != nil {
 		return nil, none, cli.Usage(fmt.Errorf("traces: OTEL_RESOURCE_ATTRIBUTES: %w", err))
 	}
+	otel.SetErrorHandler(otel.ErrorHandlerFunc(func(err error) { log.Warn("spans were not exported", "error", err) }))
 	provider = sdktrace.NewTracerProvider(sdktrace.WithBatcher(exporter), sdktrace.WithResource(about))
 	return provider, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), exportTime)

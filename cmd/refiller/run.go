@@ -64,7 +64,7 @@ version, pools_version, refill_interval, buckets, templates and pools.`,
 			if err := r.check(); err != nil {
 				return err
 			}
-			err := r.open(cmd.Context())
+			err := r.open(cmd)
 			if err == nil {
 				err = r.run(cmd.Context())
 			}
@@ -106,13 +106,13 @@ func (r *runner) check() error {
 }
 
 // open reads the configuration, begins to watch its sources, and makes the replica.
-func (r *runner) open(ctx context.Context) error {
+func (r *runner) open(cmd *cobra.Command) error {
 	r.source = configSource{Source: config.Source{Path: r.path, Env: r.Environ, Flags: r.fromFlags}}
 	cfg, err := r.source.load()
 	if err != nil {
 		return err
 	}
-	r.log = newLogger(r.env, cfg.Log)
+	r.log = cli.QueuedLogger(cmd, loggerOptions(r.env, cfg.Log))
 	redisconn.SetLogger(r.log.Named("redis"))
 	if r.inEtcd {
 		closeEtcd, sharedErr := r.source.openShared(cfg, r.log.Named("reload"))
@@ -132,7 +132,8 @@ func (r *runner) open(ctx context.Context) error {
 	if shared := r.source.shared; shared != nil {
 		r.reloads.Follow(shared.Name()+" changed in etcd", shared.Run)
 	}
-	cfg, wrong, err := r.source.loadAtStart(ctx) // read again, because it may have changed before it was watched
+	// It is read again, because it may have changed before it was watched.
+	cfg, wrong, err := r.source.loadAtStart(cmd.Context())
 	if err != nil {
 		return err
 	}
@@ -188,8 +189,13 @@ func (r *runner) close() error {
 	return errors.Join(errs...)
 }
 
-func newLogger(e env, l config.Log) hclog.Logger {
-	return hclog.New(&hclog.LoggerOptions{
+func loggerOptions(e env, l config.Log) hclog.LoggerOptions {
+	return hclog.LoggerOptions{
 		Name: "refiller", Output: e.Stderr, Level: hclog.LevelFromString(l.Level), JSONFormat: l.JSON,
-	})
+	}
+}
+
+func newLogger(e env, l config.Log) hclog.Logger {
+	options := loggerOptions(e, l)
+	return hclog.New(&options)
 }

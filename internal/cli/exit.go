@@ -55,6 +55,7 @@ func Interrupted(ctx context.Context) func(error) bool {
 // that matches the error determines how the program ends. If none matches, the exit code is ExitUsage or ExitFailed,
 // and Execute writes text(error) to stderr.
 func Execute(ctx context.Context, root *cobra.Command, args []string, endings []Ending, text func(error) string) int {
+	defer flushErr(root)
 	RefuseTopics(root)
 	root.SetArgs(withHelp(root, withLongVersion(args)))
 	err := root.ExecuteContext(ctx)
