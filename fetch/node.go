@@ -301,15 +301,20 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 	o.ContextTimeoutEnabled = true
 	o.ReadTimeout = -1
 	o.WriteTimeout = -1
-	o.DialTimeout = min(o.DialTimeout, engine.FirstTime) // go-redis asks one server after the other for the slots
+	o.DialTimeout = min(o.DialTimeout, engine.FirstTime)
 	o.MaxRetries = -1
 	if o.MaxRedirects == 0 { // the client follows none, but 0 as an option would be the default
 		o.MaxRedirects = -1
 	}
-	newClient := o.NewClient
+	newClient, seeds := o.NewClient, o.Addrs
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		sockets := &engine.Sockets{}
 		client := newClient(ownOptions(*o, most, sockets))
+		engine.AskOthers(client, seeds, func(addr string) *redis.Client {
+			other := *o
+			other.Addr = addr
+			return newClient(ownOptions(other, 1, &engine.Sockets{}))
+		})
 		s := &node{addr: o.Addr, sockets: []*engine.Sockets{sockets}}
 		ns.add(s, ns.cluster, most, sockets.Dialing, nil)
 		s.queue.Sockets = sockets

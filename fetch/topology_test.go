@@ -145,6 +145,22 @@ func TestAFrozenMasterTakesNothingFromOthers(t *testing.T) {
 	require.EqualValues(t, 1, c.Stats().BreakerOpened)
 }
 
+// One master of a Cluster hangs: it accepts connections and doesn't answer. A process that starts now takes from
+// buckets on the other masters within a second, whichever master it asks first where the slots are.
+func TestANewProcessTakesFromTheMastersThatWork(t *testing.T) {
+	t.Parallel()
+	cluster := testenv.Cluster(t)
+	key := keysOf(1, 16383/2, 16383)[0]
+	createBucket(t, cluster.Client(), key, hourly(1000))
+	cluster.Nodes()[0].Pause()
+	defer cluster.Nodes()[0].Resume()
+	for range 6 {
+		c := newClient(t, cluster.Client())
+		_, err := c.Take(t.Context(), key, 1)
+		require.NoError(t, err)
+	}
+}
+
 // silentAddr returns the address of a server that neither accepts nor refuses connections, like a host that is down.
 func silentAddr(t *testing.T) string {
 	fd, err := syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)

@@ -13,6 +13,7 @@ import (
 
 	"github.com/tokenrefill/refiller/internal/config/credential"
 	"github.com/tokenrefill/refiller/internal/config/fields"
+	"github.com/tokenrefill/refiller/internal/engine"
 )
 
 // The defaults of timeouts and sizes, and their ranges.
@@ -142,6 +143,15 @@ func Open(o Options) (redis.UniversalClient, error) {
 	case Cluster:
 		c := u.Cluster()
 		c.ClusterStateReloadInterval = topologyAge
+		c.NewClient = func(o *redis.Options) *redis.Client {
+			client := redis.NewClient(o)
+			engine.AskOthers(client, c.Addrs, func(addr string) *redis.Client {
+				other := *o
+				other.Addr = addr
+				return redis.NewClient(&other)
+			})
+			return client
+		}
 		return redis.NewClusterClient(c), nil
 	default:
 		s := u.Simple()

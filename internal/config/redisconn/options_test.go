@@ -326,6 +326,23 @@ func TestSetLoggerLogsTheClientAtDebugLevel(t *testing.T) {
 	require.Contains(t, out.String(), "ReadBufferSize")
 }
 
+func TestAClusterIsReachedWhileAMasterHangs(t *testing.T) {
+	t.Parallel()
+	s := testenv.Cluster(t)
+	key := "a"
+	for s.Master(s.Slot(key)) == s.Nodes()[0] {
+		key += "a"
+	}
+	s.Nodes()[0].Pause()
+	defer s.Nodes()[0].Resume()
+	for range 6 { // each asks the masters in another order
+		c := open(t, redisconn.Options{URL: parse(t, s.URL())})
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		require.NoError(t, c.Set(ctx, key, key, 0).Err())
+	}
+}
+
 func TestAClusterClientNoticesATakeoverSoon(t *testing.T) {
 	t.Parallel()
 	c := open(t, redisconn.Options{URL: parse(t, "redis-cluster://h")}).(*redis.ClusterClient)
