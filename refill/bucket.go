@@ -77,7 +77,30 @@ func newSignal(key string, interval time.Duration, version int64) *bucket {
 }
 
 // pooledTerms are the newest terms of a pooled bucket. SetTerms stores them, and the bucket's worker loads them.
-type pooledTerms struct{ atomic.Pointer[policy.Terms] }
+type pooledTerms struct {
+	atomic.Pointer[policy.Terms]
+	version, poolsVersion int64 // of this replica's configuration; guarded by Refiller.mu
+}
+
+// configure sets the versions of this replica's configuration.
+func (p *pooledTerms) configure(b Bucket, version int64) {
+	p.version = version
+	p.poolsVersion = 0
+	if b.Start != nil {
+		p.poolsVersion = b.Start.PoolsVersion
+	}
+	if t := p.Load(); t != nil {
+		p.set(*t)
+	}
+}
+
+// set stores terms under the versions of this replica's configuration. So Redis has the latest versions of all
+// replicas.
+func (p *pooledTerms) set(t policy.Terms) {
+	t.Version = p.version
+	t.PoolsVersion = p.poolsVersion
+	p.Store(&t)
+}
 
 // newPooledBucket returns a bucket whose terms come at run time.
 func newPooledBucket(b Bucket, terms *pooledTerms, version int64) *bucket {
@@ -193,10 +216,22 @@ func (b *bucket) apply(o policy.Outcome, replied time.Time, took time.Duration, 
 	b.stepped = o.Step != 0
 	b.plain = b.pooled != nil && !o.Pool
 	wait := nextCall(o, b.interval, rng)
+	if o.Status.Wrote() && b.older(o) {
+		wait += b.interval / 5 // more than jitter, so that a replica with the later file makes the next refill
+	}
 	if b.claim {
 		wait = b.applyClaim(o, took, rng)
 	}
 	b.due = replied.Add(wait)
+}
+
+// older reports whether a later file than this replica's is in force, after a call with this outcome. Only a replica
+// with the later file can divide the bucket among its flows.
+func (b *bucket) older(o policy.Outcome) bool {
+	if b.pooled != nil {
+		return o.Pool && b.terms != nil && b.terms.PoolsVersion < o.PoolsVersion
+	}
+	return b.outdated()
 }
 
 // doubtful reports whether the last call failed because of the bucket, or left other terms than ours in force. Terms of

@@ -124,13 +124,14 @@ func (t *trip) plan(ctx context.Context, s store) {
 }
 
 // planned reports whether a plan is to be sent after a refill. The refill must have written, and the terms of the call
-// must be in force. For a pool's bucket it is enough that terms of a pool are in force.
+// must be in force. For a pool's bucket it is enough that terms of a pool are in force, and that no replica has sent a
+// later version of the pools: the terms have no flows, and the later version may divide the bucket in another way.
 func (d *division) planned(terms *policy.Terms, r *lua.RefillResult) bool {
 	if r.Err != nil || !r.Status.Wrote() || terms == nil {
 		return false
 	}
 	if d.pooled {
-		return r.Pool && d.follow(terms, r.Version.Era, r.Now)
+		return r.Pool && terms.PoolsVersion >= r.PoolsVersion && d.follow(terms, r.Version.Era, r.Now)
 	}
 	return !r.Differs && r.Fence == terms.Fence
 }

@@ -69,4 +69,12 @@ func TestOnlyReplicasWhosePolicyIsInForcePlan(t *testing.T) {
 	require.True(t, d.planned(&later, r))
 	r.Differs = true
 	require.False(t, d.planned(&later, r), "another file of the same version is in force")
+
+	pool := &division{flows: d.flows, pooled: true}
+	r = &lua.RefillResult{Outcome: policy.Outcome{Status: policy.StatusApplied, Pool: true, PoolsVersion: 2}}
+	terms := poolTerms(1, 100)
+	for version, plans := range map[int64]bool{1: false, 2: true, 3: true} {
+		terms.PoolsVersion = version
+		require.Equal(t, plans, pool.planned(&terms, r), "pools_version %d", version)
+	}
 }

@@ -63,6 +63,43 @@ func TestPooledBucketWithoutTermsIsRefilledUnderThoseInForce(t *testing.T) {
 	})
 }
 
+// The terms of a pool have the versions of the replica's configuration, from whichever replica they came. So each
+// replica finds out that another one has later pools.
+func TestAPoolsTermsHaveTheLatestVersionsOfAllReplicas(t *testing.T) {
+	simulate(t, func(t *testing.T, r *rig) {
+		of := func(poolsVersion int64) Bucket {
+			b := pooled("payments")
+			b.Start = &policy.Terms{Pool: true, PoolsVersion: poolsVersion}
+			return b
+		}
+		a, b := r.start("a", false, 7, of(5)), r.start("b", false, 7, of(5))
+		versions := func() (version, poolsVersion int64) {
+			r.server.set(func() {
+				terms := r.server.bucket("payments").Control.Terms
+				version, poolsVersion = terms.Version, terms.PoolsVersion
+			})
+			return version, poolsVersion
+		}
+		terms := poolTerms(1, 100)
+		terms.Pool = true
+		terms.PoolsVersion = 9 // of the replica that wrote them to Redis
+		require.NoError(t, a.SetTerms("payments", terms))
+		require.NoError(t, b.SetTerms("payments", terms))
+		time.Sleep(2 * time.Second)
+		version, poolsVersion := versions()
+		require.EqualValues(t, 7, version)
+		require.EqualValues(t, 5, poolsVersion)
+
+		require.NoError(t, b.Update([]Bucket{of(6)}, nil, 8))
+		time.Sleep(2 * time.Second)
+		version, poolsVersion = versions()
+		require.EqualValues(t, 8, version)
+		require.EqualValues(t, 6, poolsVersion)
+		a.stop()
+		b.stop()
+	})
+}
+
 func TestSetTermsNeedsAPooledBucket(t *testing.T) {
 	simulate(t, func(t *testing.T, r *rig) {
 		a := r.start("a", false, 0, checkout(1000))

@@ -112,6 +112,7 @@ func (r *Refiller) configure(buckets []Bucket, templates *policy.Templates, vers
 	for _, b := range buckets {
 		if b.Pooled {
 			r.pooled[b.Key] = cmp.Or(terms[b.Key], &pooledTerms{})
+			r.pooled[b.Key].configure(b, version)
 		}
 	}
 	for _, t := range refilled(templates) {
@@ -267,8 +268,7 @@ func (r *Refiller) SetTerms(key string, t policy.Terms) error {
 		return &BucketError{Bucket: key, Err: fmt.Errorf("%w: it isn't a pooled bucket of this replica", ErrConfig)}
 	}
 	if old := terms.Load(); old == nil || old.Fence.Before(t.Fence) {
-		t.Version = r.version
-		terms.Store(&t)
+		terms.set(t)
 	}
 	return nil
 }

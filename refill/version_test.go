@@ -2,6 +2,7 @@ package refill
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -177,4 +178,52 @@ func TestAPublishedLaterVersionStopsThePulse(t *testing.T) {
 		leader.stop()
 		standby.stop()
 	})
+}
+
+// In race mode the replica that made the last refill calls first. One with an older file gives way.
+func TestAReplicaWithTheLaterFileMakesTheRefills(t *testing.T) {
+	for name, bucket := range map[string]func(version int64) Bucket{
+		"configured": func(version int64) Bucket { return checkout(100 * version) },
+		"pooled": func(version int64) Bucket {
+			b := pooled("checkout")
+			b.Start = &policy.Terms{Pool: true, PoolsVersion: version}
+			return b
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			simulate(t, func(t *testing.T, r *rig) {
+				older := r.start("older", false, 1, bucket(1))
+				later := r.start("later", false, 1, bucket(1))
+				terms := poolTerms(1, 100)
+				terms.Pool = true
+				if name == "pooled" {
+					require.NoError(t, older.SetTerms("checkout", terms))
+					require.NoError(t, later.SetTerms("checkout", terms))
+				}
+				time.Sleep(time.Second)
+				require.NoError(t, later.Update([]Bucket{bucket(2)}, nil, 2))
+				time.Sleep(time.Second)
+				later.set(func() { later.cut = true })
+				time.Sleep(time.Second)
+				later.set(func() { later.cut = false }) // now the older one has made the last refill
+				time.Sleep(time.Second)
+				r.server.set(func() { r.server.applied = map[string][]applied{} })
+				time.Sleep(10 * time.Second)
+				r.server.set(func() {
+					require.NotEmpty(t, r.server.applied["checkout"])
+					for _, refill := range r.server.applied["checkout"] {
+						require.Equal(t, "later", refill.by)
+					}
+				})
+				later.stop()
+				time.Sleep(time.Second)
+				r.server.set(func() { r.server.applied = map[string][]applied{} })
+				time.Sleep(10 * time.Second)
+				gaps := r.server.gaps("checkout")
+				require.NotEmpty(t, gaps)
+				require.Less(t, slices.Max(gaps), interval*13/10, "the older one refills, too")
+				older.stop()
+			})
+		})
+	}
 }

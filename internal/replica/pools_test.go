@@ -1,9 +1,11 @@
 package replica_test
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -188,4 +190,38 @@ func TestARegionWhoseFileComesLateGetsItsBucket(t *testing.T) {
 		r, err := client.Take(t.Context(), "payments", 1)
 		return err == nil && r.OK
 	})
+}
+
+// The plan that divides a pool among its flows has the headroom of the later file, although a replica with an older file
+// refills the pool, too.
+func TestThePlanOfAPoolIsOfTheLaterFile(t *testing.T) {
+	t.Parallel()
+	etcd := testenv.Etcd(t, 1)
+	server := testenv.Redis(t)
+	ctx := t.Context()
+	rdb := server.Client()
+	file := func(version int64, headroom string) config.Config {
+		return poolConfig(t, "eu", server, etcd, version, "race", fmt.Sprintf(
+			"pools:\n  - {name: payments, rate: 100/s, capacity: 300, regions: {eu: {}}, flows: {headroom: %s}}\n", headroom))
+	}
+	running(t, file(7, "10%"), replica.Options{Identity: "old"})
+	later := running(t, file(7, "10%"), replica.Options{Identity: "later"})
+	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	floor := func() string { // in the plan in force
+		for _, flow := range []string{"loud", "quiet"} {
+			_, _ = c.Take(ctx, "payments", 1, fetch.WithFlow(flow)) // there is no bucket at first
+		}
+		if f := strings.Fields(rdb.HGet(ctx, "{payments}:flows", "/").Val()); len(f) > 3 {
+			return f[2]
+		}
+		return ""
+	}
+	eventually(t, "there is a plan", func() bool { return floor() == "30" })
+	require.NoError(t, later.Reload(file(8, "50%"), "test"))
+	eventually(t, "the later file's plan is in force", func() bool { return floor() == "150" })
+	for end := time.Now().Add(5 * time.Second); time.Now().Before(end); time.Sleep(20 * time.Millisecond) {
+		require.Equal(t, "150", floor())
+	}
 }
