@@ -294,6 +294,32 @@ func TestARefusedEnvoyRequestTakesNothingFromAShare(t *testing.T) {
 	require.Equal(t, codeOK, should(t, c, request(left, a)).GetOverallCode(), "nothing was taken from it")
 }
 
+// A request for more tokens than the bucket can hold is denied, as while Redis answers. With an error, Envoy would let
+// it pass.
+func TestARequestThatIsTooLargeIsDeniedInAnOutage(t *testing.T) {
+	t.Parallel()
+	c := outage(t)
+	for range 3 {
+		res := should(t, c, request(1001, of("partner", "a")))
+		require.Equal(t, over, res.GetOverallCode())
+		require.EqualValues(t, 1000, res.GetStatuses()[0].GetCurrentLimit().GetRequestsPerUnit())
+	}
+	left := should(t, c, request(1, of("partner", "a"))).GetStatuses()[0].GetLimitRemaining()
+	require.Equal(t, codeOK, should(t, c, request(left, of("partner", "a"))).GetOverallCode(), "nothing was taken")
+	require.Equal(t, over, should(t, c, request(1001, of("partner", "a"))).GetOverallCode(), "no token is left")
+}
+
+// A stream that used more tokens than the share has takes all of them, and gets OVER_LIMIT.
+func TestAStreamThatUsedTooMuchIsOverItsLimitInAnOutage(t *testing.T) {
+	t.Parallel()
+	c := outage(t)
+	res := should(t, c, request(1, hits(10, of("tokens", "a"))))
+	require.Equal(t, codeOK, res.GetOverallCode())
+	left := uint64(res.GetStatuses()[0].GetLimitRemaining())
+	require.Equal(t, over, should(t, c, request(1, hits(left+1, of("tokens", "a")))).GetOverallCode())
+	require.Equal(t, over, should(t, c, request(1, hits(1, of("tokens", "a")))).GetOverallCode(), "no token is left")
+}
+
 func TestTheQuestionBeforeAStreamFollowsTheDegradedMode(t *testing.T) {
 	t.Parallel()
 	b, c := impatientBench(t)
@@ -310,6 +336,11 @@ func TestTheQuestionBeforeAStreamFollowsTheDegradedMode(t *testing.T) {
 	b.redis.Pause()
 	defer b.redis.Resume()
 	require.Equal(t, codeOK, should(t, c, request(1, hits(0, of("tokens", "open")))).GetOverallCode())
+	for range 3 {
+		require.Equal(t, codeOK, should(t, c, request(1, hits(1000, of("tokens", "open")))).GetOverallCode())
+	}
+	require.Equal(t, over, should(t, c, request(1, hits(1001, of("tokens", "open")))).GetOverallCode(),
+		"the stream used more than a full bucket has")
 	_, err := c.ShouldRateLimit(t.Context(), request(1, hits(0, of("tokens", "closed"))))
 	require.Equal(t, codes.Unavailable, status.Code(err))
 }

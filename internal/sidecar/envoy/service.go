@@ -366,15 +366,29 @@ func (d *decision) take(ctx context.Context) (err error) {
 		}
 	case d.limit.upTo:
 		d.result, err = d.taker.TakeUpTo(ctx, d.key, d.n, opts...)
-		d.result.OK = d.result.OK && (d.result.Taken >= d.n || d.result.Shadow ||
-			d.result.Source.Kind == fetch.SourceFallback)
+		d.result.OK = d.result.OK && (d.result.Taken >= d.n || d.result.Shadow)
 	default:
 		d.result, err = d.taker.Take(ctx, d.key, d.n, opts...)
 		if errors.Is(err, fetch.ErrExceedsCapacity) {
-			d.result, err = d.taker.Peek(ctx, d.key)
-			d.result.OK, d.result.RetryAfter = false, fetch.Never
+			err = d.denyTooLarge(ctx, opts)
 		}
 	}
+	return err
+}
+
+// denyTooLarge denies a request for more tokens than the limit can ever hold. It reads the state of the limit for the
+// response. If Redis is unavailable, a bucket's degraded mode knows the capacity. The request is denied even if the
+// state can't be read. With an error, Envoy would let it pass.
+func (d *decision) denyTooLarge(ctx context.Context, opts []fetch.CallOption) (err error) {
+	d.result, err = d.taker.Peek(ctx, d.key)
+	if errors.Is(err, fetch.ErrUnavailable) {
+		err = nil
+		if d.limit.window == nil {
+			_ = d.try(ctx, opts)
+		}
+	}
+	d.result.OK = false
+	d.result.RetryAfter = fetch.Never
 	return err
 }
 
