@@ -272,3 +272,38 @@ func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 	require.NoError(t, c.Undo(t.Context(), "b", r))
 	require.EqualValues(t, 10, tokens(t, rdb, "b"))
 }
+
+// Only the bucket remembers ids of requests and reservations. During an outage, the share is charged for each
+// repetition, and after the outage the bucket is charged, too.
+func TestARepetitionDuringAnOutageIsChargedAgain(t *testing.T) {
+	f := newFaulty(t, nil)
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, f.direct, "b", p)
+	c := newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	require.NoError(t, errOf(c.Take(t.Context(), "b", 10)))
+	s := countsConsumers(t, c, "b", 1)
+	f.proxy.Cut()
+	left := func() int64 { return tokensIn(s, c.consumers.now()) }
+	take := func() Result {
+		r, err := c.Take(t.Context(), "b", 30, WithRequestID("order-7"))
+		require.NoError(t, err)
+		return r
+	}
+	for i := range int64(2) {
+		require.True(t, take().OK)
+		require.EqualValues(t, 90-(i+1)*30, left())
+	}
+	for i := range int64(2) {
+		r, err := c.Reserve(t.Context(), "b", 5, time.Minute, WithReservationID("job-17"))
+		require.NoError(t, err)
+		require.True(t, r.OK)
+		require.EqualValues(t, 30-(i+1)*5, left())
+	}
+	require.False(t, take().OK)
+	require.NoError(t, f.proxy.Heal())
+	eventually(t, func() bool { return take().Source.Kind != SourceFallback }, "the bucket answers")
+	require.True(t, take().OK)
+	require.EqualValues(t, 60, tokens(t, f.direct, "b"), "the bucket is charged once")
+}

@@ -228,6 +228,10 @@ func WithFlow(name string) CallOption {
 // The Client itself repeats it once if its connection fails and the timeout leaves time. A denial takes nothing and is
 // not remembered, so the request may be made again.
 //
+// Only the bucket remembers the id. While its server is unavailable, the degraded mode policy.DegradedLocal charges
+// each take that it grants to this Client's part of the bucket, also if the id was used before. A later take with the
+// id that the bucket answers charges the bucket, too.
+//
 // If the id was used for another number of tokens, another leave or another flow, the error is ErrRequestReused.
 //
 // Such a take is a separate call, which doesn't queue behind callers of Wait. For each id that the bucket remembers,
@@ -256,7 +260,8 @@ func WithRequestMemory(d time.Duration) SharedOption {
 }
 
 // WithReservationID names a reservation: 1 to lua.MaxIDLen bytes, unique in the bucket. While the reservation lasts, a
-// Reserve with the same id and n takes no further tokens, so it can be repeated. Without this option the id is random.
+// Reserve with the same id and n takes no further tokens, so it can be repeated. The bucket doesn't know reservations
+// that a degraded mode granted, so each of these takes tokens. Without this option the id is random.
 func WithReservationID(id string) CallOption {
 	return callOption(func(c *callConfig) error {
 		c.reservation = id
