@@ -47,6 +47,31 @@ func unused(c *Client, s *share) {
 	c.consumers.counted -= 2 * liveFor
 }
 
+// Another program uses the name of the list of a bucket's consumers. The number of shares is unknown then, and a share
+// that is too large would create tokens.
+func TestAShareOfUncountedConsumersNeedsTheCountOfAnotherBucket(t *testing.T) {
+	server := testenv.Redis(t)
+	p := hourly(100)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, server.Client(), "b", p)
+	createBucket(t, server.Client(), "other", p)
+	require.NoError(t, server.Client().Set(t.Context(), lua.LiveKey("b"), "x", 0).Err())
+	c := newClient(t, server.Client(), WithTimeout(500*time.Millisecond))
+	require.NoError(t, errOf(c.Take(t.Context(), "b", 1, slow())))
+	server.Pause()
+	defer server.Resume()
+	_, err := c.Take(t.Context(), "b", 1)
+	require.ErrorIs(t, err, ErrUnavailable)
+	server.Resume()
+	eventually(t, func() bool { return errOf(c.Take(t.Context(), "other", 1)) == nil }, "the server answers again")
+	countsConsumers(t, c, "other", 1)
+	server.Pause()
+	r, err := c.Take(t.Context(), "b", 1)
+	require.NoError(t, err)
+	require.True(t, r.OK)
+	require.Equal(t, SourceFallback, r.Source.Kind)
+}
+
 // The degraded mode of a template applies to all of its buckets, even to a bucket from which this Client takes for the
 // first time.
 func TestATemplatesDegradedModeHoldsForItsNewKeys(t *testing.T) {

@@ -227,6 +227,50 @@ func TestATakeWithoutThePolicyRegistersNothing(t *testing.T) {
 	})
 }
 
+// A probe enters its Client as a consumer. If consumers start during an outage, their probes succeed one by one when it
+// ends. So the first registration of a share, which finds what the probe has entered, must be followed by a second one.
+func TestAShareCountsAgainAfterAProbe(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := hourly(1000)
+		p.Degraded = policy.DegradedLocal
+		f := newFake(map[string]policy.Policy{"checkout": p})
+		c := newClient(t, f)
+		key := "checkout"
+		c.nodes.single.probe.Store(&key)
+		require.NoError(t, c.probe(t.Context(), c.nodes.single))
+		for registrations := range 3 {
+			require.NoError(t, errOf(c.Take(t.Context(), key, 1)))
+			synctest.Wait()
+			require.Equal(t, 1+min(registrations+1, 2), f.called("heartbeat"))
+			require.Equal(t, registrations > 0, known(c, key).share.found.Load())
+			time.Sleep(recountAfter)
+		}
+	})
+}
+
+// A consumer that makes a call at least every ten seconds registers before the others forget it.
+func TestAConsumerRegistersAtLeastEvery25Seconds(t *testing.T) {
+	for _, every := range []time.Duration{time.Second, 6 * time.Second, policyMaxAge - 1} {
+		synctest.Test(t, func(t *testing.T) {
+			p := hourly(100_000)
+			p.Degraded = policy.DegradedLocal
+			f := newFake(map[string]policy.Policy{"checkout": p})
+			c := newClient(t, f)
+			last, sent := time.Now(), 0
+			for began := time.Now(); time.Since(began) < 10*time.Minute; time.Sleep(every) {
+				require.NoError(t, errOf(c.Take(t.Context(), "checkout", 1)))
+				synctest.Wait()
+				now := f.called("heartbeat")
+				if now > sent {
+					sent = now
+					last = time.Now()
+				}
+				require.LessOrEqual(t, time.Since(last), 25*time.Second)
+			}
+		})
+	}
+}
+
 // Consumers that start at the same time count one another, although the first count of the first consumer has none of
 // the others. This also applies if Redis loses the list of the consumers before they count again.
 func TestConsumersThatStartTogetherCountOneAnother(t *testing.T) {

@@ -15,15 +15,15 @@ import (
 
 const (
 	// liveFor is how long a consumer counts as one of a bucket's consumers after it registered. It registers with takes
-	// that ask for the bucket's policy. They occur at least once each policyMaxAge while the bucket is used, so a consumer
-	// may miss two of them.
+	// that ask for the bucket's policy, unless registerEvery has not passed. If a consumer makes a call for the bucket at
+	// least once each policyMaxAge, the next such take comes at most registerEvery + 2*policyMaxAge after a registration.
 	liveFor = 30 * time.Second
 	// registerEvery is the least time between two registrations of a consumer with a bucket. Each registration also counts
 	// the consumers. Without this bound, each denial would cause a registration, since denials also bring the policy.
 	registerEvery = policyMaxAge / 2
-	// recountAfter is the least time between two registrations until one finds the consumer still registered. A count
-	// before that is too low: consumers that start at the same moment are missing from each other's first count, and
-	// after Redis lost the list of the consumers, they come back one by one.
+	// recountAfter is the least time between two registrations until one after the first finds the consumer still
+	// registered. A count before that is too low: consumers that start at the same moment are missing from each other's
+	// first count, and after Redis lost the list of the consumers, they come back one by one.
 	recountAfter = time.Second
 	// countsKept is how long a count applies at least, unless a later one is higher. It lets the other consumers register
 	// again after Redis lost the list of them.
@@ -54,7 +54,7 @@ func (h *highest) value() int64 { return max(h.before, h.recent) }
 // share is this consumer's part of a bucket with degraded mode local. Takes use it while the bucket can't be reached.
 type share struct {
 	registered mark        // this consumer does not register with the bucket again
-	found      atomic.Bool // the last registration found this consumer still registered
+	found      atomic.Bool // the last registration, which was not the first, found this consumer still registered
 
 	mu    sync.Mutex
 	terms policy.Terms // of the bucket
@@ -93,12 +93,14 @@ func (s *share) of(terms *policy.Terms) *share {
 	return s
 }
 
-// count remembers how many consumers the bucket has.
-func (s *share) count(live int64, now time.Duration) {
+// count remembers how many consumers the bucket has. It reports whether there was a count before.
+func (s *share) count(live int64, now time.Duration) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	counted := s.counts.value() > 0
 	s.counts.add(live, now)
 	s.live = s.counts.value()
+	return counted
 }
 
 // suppose raises the number of consumers to live if the number isn't known. It also does so if an outage begins and the
@@ -115,9 +117,9 @@ func (s *share) suppose(live int64, now time.Duration) {
 // stays in it. If the number of consumers is unknown there is no share, and take returns the zero Taking.
 //
 // The share has the bucket's rate and capacity, divided by the live consumers. At the first take of an outage it holds
-// at most an equal part of the tokens that the bucket held at the last reply. So the shares of all consumers together
-// begin with no more tokens than the bucket had, and if it was empty they allow no burst. A bucket that has never
-// answered belongs to a template, so it begins full.
+// at most an equal part of the tokens that the bucket held at the last reply to this consumer. So the shares of all
+// consumers together begin with no more tokens than the bucket's capacity, and if it was empty at all of these replies
+// they allow no burst. A bucket that has never answered belongs to a template, so it begins full.
 //
 // A take that is larger than the share raises what the share can hold. Otherwise the take would be denied for ever.
 func (s *share) take(least, most, leave int64, now time.Duration) policy.Taking {
@@ -272,6 +274,8 @@ func (c *Client) updateShare(key string, s *share, left int64, allKeys bool) {
 // register adds this Client to the consumers of a bucket and counts them. It does so in a goroutine, with a round trip
 // of its own. The script of a take can't do it. While the bucket's slot moves in a Cluster, a server refuses a script
 // if one of its keys is missing. The key of the consumers may be missing.
+//
+// Probes enter this Client, too. So the first registration of a share may find it although the share never registered.
 func (c *Client) register(key string, s *share) {
 	if !s.registered.claim(recountAfter, time.Now()) {
 		return
@@ -281,12 +285,13 @@ func (c *Client) register(key string, s *share) {
 		if err != nil {
 			return
 		}
-		s.count(reply.Count, c.consumers.now())
+		again := s.count(reply.Count, c.consumers.now())
 		c.consumers.count(reply.Count)
-		if reply.Known {
+		found := reply.Known && again
+		if found {
 			s.registered.set(registerEvery, time.Now())
 		}
-		s.found.Store(reply.Known)
+		s.found.Store(found)
 	})
 }
 
