@@ -3,6 +3,7 @@ package config
 import (
 	"fmt"
 	"reflect"
+	"slices"
 
 	"github.com/tokenrefill/refiller/pool"
 )
@@ -52,6 +53,14 @@ func (c Config) To(next Config) (Change, error) {
 	if next.Templates != nil { // otherwise next has no field for templates
 		change.Templates = c.Templates == nil || !c.Templates.SameAs(next.Templates)
 	}
+	var pools []string // new buckets with names of pools that the replica refills until it restarts
+	if !next.Pooled() {
+		for _, p := range c.OwnPools() {
+			if slices.Contains(change.Added, p.Name) {
+				pools = append(pools, p.Name)
+			}
+		}
+	}
 	refuse := func(field, format string, args ...any) (Change, error) {
 		return change, Problems{{Field: field, Msg: fmt.Sprintf(format, args...)}}
 	}
@@ -71,6 +80,9 @@ func (c Config) To(next Config) (Change, error) {
 	case change.Pools && next.PoolsVersion == c.PoolsVersion:
 		return refuse("pools_version", "%d is in force already with other pools: raise it, or version, with every change of "+
 			"the pools, in all regions", c.PoolsVersion)
+	case len(pools) > 0:
+		return refuse("buckets", "%s was a pool, and stays one until the replica restarts: restart all replicas",
+			some(pools))
 	}
 	return change, nil
 }

@@ -179,6 +179,26 @@ func TestPoolsHaveAVersionAndARegistryOfTheirOwn(t *testing.T) {
 	require.NoError(t, err)
 }
 
+func TestABucketWithTheNameOfAPoolNeedsARestart(t *testing.T) {
+	t.Parallel()
+	c, err := parseText([]byte(goodPools))
+	require.NoError(t, err)
+	others, _, found := strings.Cut(goodPools, "pools:")
+	require.True(t, found)
+	others = strings.Replace(others, "version: 7", "version: 8", 1)
+
+	next, err := parseText([]byte(others + "buckets: [{key: payments, capacity: 100, rate: 10/s}]\n"))
+	require.NoError(t, err)
+	_, err = c.To(next)
+	require.ErrorContains(t, err, `buckets: "payments" was a pool, and stays one until the replica restarts`)
+
+	next, err = parseText([]byte(others + "buckets: [{key: mail, capacity: 100, rate: 10/s}]\n"))
+	require.NoError(t, err)
+	change, err := c.To(next)
+	require.NoError(t, err)
+	require.Equal(t, []string{"pools"}, change.Restart)
+}
+
 func TestParseReportsAllProblemsOfPools(t *testing.T) {
 	t.Parallel()
 	_, err := parseText([]byte(strings.NewReplacer("weight: 2", "weight: -2", "floor: 500/s", "floor: x",

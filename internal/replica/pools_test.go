@@ -225,3 +225,29 @@ func TestThePlanOfAPoolIsOfTheLaterFile(t *testing.T) {
 		require.Equal(t, "150", floor())
 	}
 }
+
+func TestABucketThatBecomesTheFirstPoolIsRefilledByConsumersUntilTheRestart(t *testing.T) {
+	t.Parallel()
+	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
+	file := func(version int, limits string) config.Config {
+		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil,
+			"region: eu\nredis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\nelection: {mode: race, endpoints: [%s]}\n%s",
+			server.URL(), version, etcd.Endpoints()[0], limits)})
+		require.NoError(t, err)
+		return cfg
+	}
+	r := running(t, file(1, "buckets: [{key: payments, capacity: 300, rate: 100/s}]\n"), replica.Options{})
+	eventually(t, "the bucket exists", func() bool {
+		return server.Client().Exists(t.Context(), "payments").Val() == 1
+	})
+	require.NoError(t, r.Reload(file(2, onePool("100/s", 300, "eu: {}")), "test"))
+	require.Equal(t, []string{"pools"}, r.Status(t.Context(), admin.Query{}).Reload.Restart)
+	before := peek(t, server.Client(), "payments").Version.Index
+	c, err := fetch.New(server.Client())
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(t.Context()))) })
+	eventually(t, "the consumer refills", func() bool {
+		_, err := c.TakeUpTo(t.Context(), "payments", 300)
+		return err == nil && peek(t, server.Client(), "payments").Version.Index > before+3
+	})
+}
