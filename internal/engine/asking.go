@@ -11,6 +11,10 @@ import (
 // Servers seldom take longer unless they are far away.
 const othersAfter = 50 * time.Millisecond
 
+// answeredWithin is the longest time for a question. go-redis asks some questions without a deadline, and cancelling a
+// call doesn't end its read. So this bounds the connections and the goroutines that wait for a server that hangs.
+const answeredWithin = 5 * time.Second
+
 // AskOthers is for the client of one server of a Cluster. go-redis asks one server after the other which slots they
 // have, and which commands. A server that accepts connections but doesn't answer would use up the time of the call. If
 // the server of the client doesn't answer such a question soon, the client asks the servers at addrs as well, and the
@@ -63,7 +67,7 @@ func firstAnswer[T any, A answer[T]](ctx context.Context, h *askingHook, cmd A, 
 	if ctx.Value(asking{}) != nil {
 		return next(ctx, cmd)
 	}
-	ctx, cancel := context.WithCancel(context.WithValue(ctx, asking{}, true))
+	ctx, cancel := context.WithTimeout(context.WithValue(ctx, asking{}, true), answeredWithin)
 	defer cancel()
 	answers := make(chan A, 1+len(h.addrs))
 	send := func(process redis.ProcessHook) {

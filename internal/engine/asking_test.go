@@ -103,6 +103,35 @@ func TestOthersAreAskedWhenAServerOfAClusterIsSilent(t *testing.T) {
 	}
 }
 
+// The reads of a connection end with the deadline of their call, but not when the call is cancelled.
+func TestAQuestionHasADeadline(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ended := make(chan time.Duration, 2)
+		began := time.Now()
+		hangs := instead(func(ctx context.Context, _ redis.Cmder) error {
+			deadline, ok := ctx.Deadline()
+			if !ok {
+				deadline = began.Add(time.Hour)
+			}
+			time.Sleep(time.Until(deadline))
+			ended <- time.Since(began)
+			return ErrSilent
+		})
+		open := func(string) *redis.Client { return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) }
+		client := open("")
+		defer client.Close()
+		AskOthers(client, []string{"a"}, func(addr string) *redis.Client {
+			other := open(addr)
+			other.AddHook(hangs)
+			return other
+		})
+		client.AddHook(hangs)
+		require.Error(t, client.ClusterSlots(context.WithoutCancel(t.Context())).Err())
+		require.Equal(t, answeredWithin, <-ended)
+		require.Equal(t, answeredWithin, <-ended)
+	})
+}
+
 func TestOtherCommandsAreForTheirServerAlone(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
