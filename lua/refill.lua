@@ -178,13 +178,14 @@ local function complete()
 
     if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then
       -- This server came back with an older state than the caller has read, so it has lost the takes since then. The
-      -- bucket is emptied, unless its policy keeps the tokens. (A number below 0 stays: a plain client is about to undo
-      -- it.) Nothing is credited for the time before. The new index is higher than the caller's.
+      -- bucket is emptied, unless its policy keeps the tokens. The policy after the call decides, because the server
+      -- may have lost a later policy, too. (A number below 0 stays: a plain client is about to undo it.) Nothing is
+      -- credited for the time before. The new index is higher than the caller's.
       s.least = seen_index
       s.carry = 0
-      s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)
+      s.tokens = min(s.tokens, s.after.on_rollback == 1 and p.capacity or 0)
       -- If the bucket is emptied, a step that the server may have forgotten counts as credited.
-      if period > 0 and p.on_rollback == 0 then
+      if period > 0 and s.after.on_rollback == 0 then
         s.step = min(max(s.step, now, step), now + period)
         s.next = s.step + period
       end

@@ -23,7 +23,7 @@ func (b *Bucket) Refill(c Call, now int64) Outcome {
 	switch {
 	case stored.Before(c.Version):
 		out.Status, least = StatusRolledBack, c.Version.Index
-		tokens = s.rollBack(c, tokens, now)
+		tokens = s.rollBack(c, after.OnRollback, tokens, now)
 	case now < s.Last-ClockTolerance:
 		out.Status = StatusClock
 		if span := s.span(c); span > 0 && s.Step > now+span {
@@ -181,9 +181,10 @@ func (s *Control) span(c Call) int64 {
 	return max(0, c.Next-s.Step)
 }
 
-// rollBack handles a server that has lost a write which the caller knows. It returns the tokens left.
-func (s *Control) rollBack(c Call, tokens, now int64) int64 {
-	if s.Terms.OnRollback == RollbackKeep {
+// rollBack handles a server that has lost a write which the caller knows. rule is that of the terms after the call,
+// because the server may have lost later terms, too. rollBack returns the tokens left.
+func (s *Control) rollBack(c Call, rule Rollback, tokens, now int64) int64 {
+	if rule == RollbackKeep {
 		tokens = min(tokens, s.Terms.Capacity)
 	} else {
 		tokens = min(tokens, 0)          // below 0, a plain client is about to undo its try

@@ -183,3 +183,36 @@ func TestAReloadReportsWhatNeedsARestart(t *testing.T) {
 	require.Equal(t, []string{"region", "redis"}, r.Status(t.Context(), admin.Query{Limit: 10}).Reload.Restart,
 		"the region and redis still need a restart")
 }
+
+// The file in force says that a bucket is emptied after Redis lost writes. The policy in the backup said otherwise.
+func TestARestoredBackupFollowsTheOnRollbackOfTheFileInForce(t *testing.T) {
+	t.Parallel()
+	server := testenv.Redis(t)
+	ctx := t.Context()
+	rdb := server.Client()
+	file := func(version int64, more string) config.Config {
+		return parse(t, server.URL(), version, "  - {key: a, capacity: 1000, rate: 1/m"+more+"}\n")
+	}
+	r := running(t, file(1, ", on_rollback: keep"), replica.Options{})
+	eventually(t, "a exists", func() bool { return rdb.Exists(ctx, "a").Val() == 1 })
+	backup := map[string]string{}
+	for _, key := range []string{"a", lua.IndexKey("a"), lua.ControlKey("a")} {
+		backup[key] = rdb.Dump(ctx, key).Val()
+	}
+	require.NoError(t, r.Reload(file(2, ""), "test"))
+	eventually(t, "version 2 is in force", func() bool { return peek(t, rdb, "a").Terms.Fence.Epoch == 2 })
+	require.Zero(t, rdb.DecrBy(ctx, "a", 1000).Val())
+	before := peek(t, rdb, "a")
+	eventually(t, "the replica has refilled a", func() bool { return peek(t, rdb, "a").Version.Index > before.Version.Index })
+	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
+		for key, dump := range backup {
+			p.RestoreReplace(ctx, key, 0, dump)
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	eventually(t, "the loss is detected", func() bool { return peek(t, rdb, "a").Version.Era > before.Version.Era })
+	restored := peek(t, rdb, "a")
+	require.EqualValues(t, 2, restored.Terms.Fence.Epoch)
+	require.LessOrEqual(t, restored.Tokens, int64(1))
+}

@@ -56,7 +56,7 @@ func TestTheVerifierCatchesEachMissingMechanism(t *testing.T) {
 			nil, system.Spec{}, nil, []string{verify.Credit}},
 		{"high-water clock check", refillWith("    if now < s.last - TOLERANCE_US then\n", "    if false then\n"),
 			[]string{"redis-clock-back"}, system.Spec{}, stepBack, []string{verify.Resume, verify.Healthy}},
-		{"quarantine", refillWith("s.tokens = min(s.tokens, p.on_rollback == 1 and p.capacity or 0)", ""),
+		{"quarantine", refillWith("s.tokens = min(s.tokens, s.after.on_rollback == 1 and p.capacity or 0)", ""),
 			nil, system.Spec{}, rollBack, []string{verify.Quarantine}},
 		{"notice of a rollback", refillWith(
 			"if seen_era > s.era or (seen_era == s.era and seen_index > s.index) then", "if false then"),

@@ -132,6 +132,11 @@ func Cases() []Case {
 		t.Tokens = 1
 		t.Per = 1000
 	})
+	newerKeeping := with(func(t *policy.Terms) {
+		t.Fence.Epoch = 4
+		t.Capacity = 100
+		t.OnRollback = policy.RollbackKeep
+	})
 	full := with(func(t *policy.Terms) { t.OnLoss = policy.LossFull })
 	strict := with(func(t *policy.Terms) { t.Strict = true })
 	laterStrict := with(func(t *policy.Terms) {
@@ -403,6 +408,14 @@ func Cases() []Case {
 		{Name: "RollbackAppliesANewerFence", Setup: known(600, interval,
 			policy.Call{Version: policy.Version{Era: Era, Index: Index + 1}, Terms: newer}, nil),
 			Want: fenced(at(outcome(policy.StatusRolledBack, 0, 0, 0, 0), Index+2), 4, 0)},
+		{Name: "RollbackFollowsTheNewerPolicyThatEmpties", Setup: known(600, interval,
+			policy.Call{Version: policy.Version{Era: Era, Index: Index + 1}, Terms: newer},
+			func(b *policy.Bucket, _ int64) {
+				b.Control.Terms.OnRollback = policy.RollbackKeep
+			}), Want: fenced(at(outcome(policy.StatusRolledBack, 0, 0, 0, 0), Index+2), 4, 0)},
+		{Name: "RollbackFollowsTheNewerPolicyThatKeeps", Setup: known(600, interval,
+			policy.Call{Version: policy.Version{Era: Era, Index: Index + 1}, Terms: newerKeeping}, nil),
+			Want: fenced(at(outcome(policy.StatusRolledBack, 100, 0, 0, 0), Index+2), 4, 0)}, // its capacity
 		{Name: "ClockBackBeyondToleranceBeginsANewEra", Setup: known(600, interval, call, func(b *policy.Bucket, now int64) {
 			b.Control.Last = now + second
 		}), Want: outcome(policy.StatusClock, 600, 0, 0, 0)},
