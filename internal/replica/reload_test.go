@@ -203,7 +203,9 @@ func TestARestoredBackupFollowsTheOnRollbackOfTheFileInForce(t *testing.T) {
 	eventually(t, "version 2 is in force", func() bool { return peek(t, rdb, "a").Terms.Fence.Epoch == 2 })
 	require.Zero(t, rdb.DecrBy(ctx, "a", 1000).Val())
 	before := peek(t, rdb, "a")
-	eventually(t, "the replica has refilled a", func() bool { return peek(t, rdb, "a").Version.Index > before.Version.Index })
+	eventually(t, "the replica has refilled a", func() bool {
+		return peek(t, rdb, "a").Version.Index > before.Version.Index
+	})
 	_, err := rdb.TxPipelined(ctx, func(p redis.Pipeliner) error {
 		for key, dump := range backup {
 			p.RestoreReplace(ctx, key, 0, dump)
