@@ -307,3 +307,57 @@ func afterAnOverrideOfAKeyWithoutATemplateItsConfigurationCounts(t *testing.T, r
 	require.EqualValues(t, 56, o.Tokens)
 	require.EqualValues(t, -1, rdb.PTTL(ctx, "user:1").Val())
 }
+
+// A refill creates or adopts a bucket under the override of its key, with no more tokens than the configured policy
+// gives. A pool's bucket has no override, and the override of a budget has no rate.
+func TestARefillCreatesABucketUnderTheOverrideOfItsKey(t *testing.T) {
+	t.Parallel()
+	ctx, rng := t.Context(), rand.New(rand.NewPCG(seed(t), 0))
+	m, rdb := embedded(t)
+	m.SetTime(time.UnixMicro(embeddedNow))
+	history := buckettest.NewHistory(rng)
+	inForce, ignored := 0, 0
+	for i := range 300 {
+		key, where := fmt.Sprintf("user:%d", i), fmt.Sprintf("key %d", i)
+		own := history.Terms()
+		for own.Pool {
+			own = history.Terms()
+		}
+		own.Template = true
+		own.Fence = policy.Fence{Epoch: policy.OwnEpoch, Seq: 1}
+		configured := history.Terms()
+		configured.Template = false
+		call := policy.Call{Terms: &configured, Create: policy.Create(rng.IntN(3))}
+		if rng.IntN(2) == 0 {
+			call.Version = policy.Version{Era: embeddedNow / 2, Index: 5}
+		}
+		model := policy.Bucket{}
+		if rng.IntN(3) == 0 {
+			tokens := rng.Int64N(2*configured.Capacity) - 1
+			model.Tokens = &tokens
+		}
+		store(ctx, t, rdb, key, model)
+		require.NoError(t, rdb.Set(ctx, lua.OverrideKey(key), own.Encode(), 0).Err())
+		model.Override = &own
+		want := model.Refill(call, embeddedNow)
+		got, err := lua.Refill(ctx, rdb, key, call)
+		require.NoError(t, err, where)
+		require.Equal(t, want, got, where)
+		model.Override = nil
+		require.Equal(t, model, load(ctx, t, rdb, key), where)
+		switch {
+		case got.Fence.Own():
+			inForce++
+			require.LessOrEqual(t, got.Tokens, min(own.Capacity, configured.Capacity), where)
+		case got.Status == policy.StatusInitialised:
+			ignored++
+		}
+	}
+	require.NotZero(t, inForce)
+	require.NotZero(t, ignored)
+	require.NoError(t, rdb.LPush(ctx, lua.OverrideKey("user:list"), "x").Err())
+	configured := policy.Policy{Capacity: 600, Rate: policy.PerSecond(10)}.Terms(policy.Fence{Epoch: 8})
+	got, err := lua.Refill(ctx, rdb, "user:list", policy.Call{Terms: &configured, Create: policy.CreateInitial})
+	require.NoError(t, err)
+	require.Equal(t, configured.Fence, got.Fence, "an override that can't be read is ignored")
+}

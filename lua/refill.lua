@@ -1,7 +1,8 @@
 -- refill: credits buckets the tokens that are due. Each bucket is credited if the caller's (era, index) for it is the
 -- stored one, whatever happens to the others.
 --
--- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each
+-- KEYS  K of each of n buckets, then {K} of each, then {K}:ctl of each. A call that creates or adopts a bucket also
+--       reads {K}:override, in the slot of the other keys
 --       then, if the buckets are of one template and the template's sets share their slot: the shard of its active set,
 --       and the set of its buckets alive. See Idle buckets below
 -- ARGV  per bucket the state that the caller remembers from its last call, one of
@@ -104,8 +105,9 @@ local function complete()
     return after, after ~= same and how
   end
 
-  -- initialise creates or adopts a bucket without state, if it may.
-  local function initialise(q, create, seen_era, seen_index, following)
+  -- initialise creates or adopts a bucket without state, if it may. An override with a rate stays in force when its key
+  -- becomes a configured bucket. One without a rate is of a budget, whose schedule is the template's.
+  local function initialise(q, create, key_override, seen_era, seen_index, following)
     s.status = 7
     if not q or create == '0' then return end
     local was = s.was or 0
@@ -121,6 +123,9 @@ local function complete()
       if seen_era > 0 then begins = after_loss(q) end
       s.tokens = begins + was
     end
+    local own = q.kind ~= POOL and pcall('GET', key_override)
+    own = type(own) == 'string' and policy(own)
+    if own and own.kind == TEMPLATE then q = own end
     s.status = 6
     s.era = next_era(seen_era, now)
     s.step = now
@@ -161,7 +166,7 @@ local function complete()
     s.stored = stored or 0
     s.status = 10
     if s.bad > 0 then return end
-    if not p then return initialise(q, mine[1], seen_era, seen_index, mine[3]) end
+    if not p then return initialise(q, mine[1], KEYS[n + i] .. ':override', seen_era, seen_index, mine[3]) end
     s.tokens = tokens or after_loss(p)
     s.after, how = resolve(p, q)
     if how == 'differs' then s.differs = 1 end

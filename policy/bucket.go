@@ -130,4 +130,6 @@ type Bucket struct {
 	Tokens  *int64
 	Index   *int64
 	Control *Control
+
+	Override *Terms // of the key; it is read when the bucket is created
 }

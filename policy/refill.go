@@ -230,8 +230,13 @@ func (b *Bucket) initialise(c Call, now int64) Outcome {
 	default:
 		return out
 	}
-	b.Control = &Control{Terms: *c.Terms, Era: nextEra(c.Version.Era, now), Last: now}
-	if c.Terms.Kind == Stepped {
+	terms := *c.Terms
+	if o := b.Override; o != nil && o.Kind == Smooth && !terms.Pool { // it stays in force when its key is configured
+		terms = *o
+		tokens = min(tokens, o.Capacity)
+	}
+	b.Control = &Control{Terms: terms, Era: nextEra(c.Version.Era, now), Last: now}
+	if terms.Kind == Stepped {
 		b.Control.Step, b.Control.Next = now, max(0, c.Next)
 	}
 	if adopted || c.Version.Era > 0 {

@@ -84,8 +84,8 @@ func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 	require.True(t, taken("b:2")())
 }
 
-// A deployment whose file has no field for templates shares a Redis with one that has templates. It leaves the published
-// set as it is, with the names of the other deployment's buckets.
+// A deployment whose file has no field for templates shares a Redis with one that has templates. It leaves the
+// published set as it is, with the names of the other deployment's buckets.
 func TestADeploymentWithoutTemplatesLeavesThoseOfAnother(t *testing.T) {
 	t.Parallel()
 	ctx, server := t.Context(), testenv.Redis(t)

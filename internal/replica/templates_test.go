@@ -69,7 +69,9 @@ func TestReplicasPublishTheirTemplates(t *testing.T) {
 func TestAPublishedTemplateIsTheConfigurations(t *testing.T) {
 	t.Parallel()
 	server := testenv.Redis(t)
-	running(t, parse(t, server.URL(), 7, oneBucket+`templates: [{prefix: "", enforce: lazy, capacity: 60, rate: 10/m, degraded: open, shadow: true}]`+"\n"), replica.Options{})
+	running(t, parse(t, server.URL(), 7, oneBucket+
+		`templates: [{prefix: "", enforce: lazy, capacity: 60, rate: 10/m, degraded: open, shadow: true}]`+"\n"),
+		replica.Options{})
 	var set *policy.Templates
 	eventually(t, "the template is published", func() bool {
 		var err error
@@ -358,4 +360,61 @@ func TestAReplicaThatMissedAFilePublishesNoEarlierTemplates(t *testing.T) {
 	configured := oneBucket + "  - {key: \"user:1\", capacity: 10, rate: 10/s}\n"
 	require.NoError(t, missed.Reload(parse(t, server.URL(), 9, configured), "test"))
 	eventually(t, "the set names the bucket, and the templates stay", published(9))
+}
+
+// An override stays in force when its key becomes a configured bucket, and when the key is a template's again.
+func TestAnOverrideStaysInForceWhenItsKeyIsConfigured(t *testing.T) {
+	t.Parallel()
+	for name, template := range map[string]string{
+		"refilled": `templates: [{prefix: "user:", capacity: 100, rate: 100/s, interval: 100ms}]` + "\n",
+		"lazy":     `templates: [{prefix: "user:", capacity: 100, rate: 100/s, enforce: lazy}]` + "\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			ctx, server := t.Context(), testenv.Redis(t)
+			rdb := server.Client()
+			r := running(t, parse(t, server.URL(), 1, oneBucket+template), replica.Options{})
+			client := func() *fetch.Client {
+				c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
+				require.NoError(t, err)
+				t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+				return c
+			}
+			c := client()
+			eventually(t, "the template is published", func() bool {
+				r, err := c.Take(ctx, "user:used", 1)
+				return err == nil && r.OK
+			})
+			for _, key := range []string{"user:used", "user:unused"} {
+				_, err := override.New(rdb).Set(ctx, key, policy.Override{Capacity: 10, Rate: policy.PerSecond(10)})
+				require.NoError(t, err)
+			}
+			require.NoError(t, r.Reload(parse(t, server.URL(), 2, oneBucket+
+				"  - {key: \"user:used\", capacity: 1000, rate: 1000/s}\n"+
+				"  - {key: \"user:unused\", capacity: 1000, rate: 1000/s}\n"+template), "test"))
+			c = client()
+			for _, key := range []string{"user:used", "user:unused"} {
+				eventually(t, "the bucket is refilled under the override", func() bool {
+					p, err := lua.Peek(ctx, rdb, key, 1)
+					return err == nil && p.Version.Index > 3
+				})
+				got, err := c.TakeUpTo(ctx, key, 1000)
+				require.NoError(t, err)
+				require.LessOrEqual(t, got.Taken, int64(10), key)
+				terms := peek(t, rdb, key).Terms
+				require.True(t, terms.Fence.Own(), key)
+				require.EqualValues(t, 10, terms.Capacity, key)
+				require.Equal(t, policy.PerSecond(10), terms.Rate().InUnits(), key)
+			}
+			require.NoError(t, r.Reload(parse(t, server.URL(), 3, oneBucket+template), "test"))
+			for _, key := range []string{"user:used", "user:unused"} {
+				eventually(t, "the template's bucket has the override", func() bool {
+					got, err := client().TakeUpTo(ctx, key, 1000)
+					require.NoError(t, err)
+					require.LessOrEqual(t, got.Taken, int64(10), key)
+					return got.Limit == 10 && got.Taken > 0
+				})
+			}
+		})
+	}
 }
