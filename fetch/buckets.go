@@ -230,6 +230,23 @@ func (bs *buckets) forgive(key string) *bucket {
 	return b
 }
 
+// waited returns the buckets for which callers wait. A bucket of both halves is returned twice.
+func (bs *buckets) waited() (found []*bucket) {
+	for i := range bs.shards {
+		s := &bs.shards[i]
+		s.mu.RLock()
+		for _, half := range []map[string]*bucket{s.young, s.old} {
+			for _, b := range half {
+				if b.waited() {
+					found = append(found, b)
+				}
+			}
+		}
+		s.mu.RUnlock()
+	}
+	return found
+}
+
 // wait returns the lines of a bucket, and counts a caller that waits. The bucket isn't forgotten until the count of
 // waiters is 0 again.
 func (bs *buckets) wait(key string) *lines {

@@ -112,12 +112,18 @@ func WithHook(h Hook) Option {
 	})
 }
 
-// breakerChanged records that the breaker of a server has opened or closes.
+// breakerChanged records that the breaker of a server has opened or closes. If it has opened, the lines of the server's
+// buckets ask at once, so that the degraded mode decides about their waiters, and about the takes that they hold back.
 func (c *Client) breakerChanged(s *node, open bool) {
 	why := ReasonNone
 	if open {
 		c.stats.opened.Add(1)
 		why = s.why()
+		for _, b := range c.buckets.waited() {
+			if c.nodes.of(b.key) == s {
+				b.lines.Load().wake()
+			}
+		}
 	}
 	for _, h := range c.config.hooks {
 		if b, ok := h.(BreakerHook); ok {

@@ -29,17 +29,18 @@ type line struct {
 	leave       policy.Leave
 	first, last *waiter
 	total       int64         // tokens that all its waiters want
-	again       chan struct{} // gets a signal if there may be more tokens, and when the first waiter leaves
+	again       chan struct{} // gets a signal when the line has to ask at once, and when the first waiter leaves
 
 	// The last denial. denied is zero if there was none, or if it no longer applies.
 	denied time.Time // when the denial was received
+	server *node     // whose bucket denied; nil if a share did
 	n      int64     // how many tokens the denied take wanted
 	wait   time.Duration
 	left   int64
 	at     lua.Refilled
 	info   *info
 	asked  int  // denials since the refill at the time at.Last
-	more   bool // the bucket got tokens after the current question was sent
+	more   bool // the line was woken after the current question was sent
 
 	passed time.Time // when a take last passed the line; before that, when the line was first denied
 
@@ -126,11 +127,12 @@ func (ls *lines) ahead(flow string, leave policy.Leave, ofLine bool) (total int6
 }
 
 // holdsBack reports whether the line holds back takes of a flow with a leave. leavesLess reports whether the line
-// leaves less than these takes do.
+// leaves less than these takes do. While the server that denied the line is unavailable, the line holds no take back.
 func (l *line) holdsBack(flow string, leave policy.Leave) (holdsBack, leavesLess bool) {
 	limit := l.info.limit()
 	theirs, ours := l.leave.Of(limit), leave.Of(limit)
-	return !l.denied.IsZero() && l.flow == flow && theirs <= ours, theirs < ours
+	denied := !l.denied.IsZero() && (l.server == nil || l.server.available())
+	return denied && l.flow == flow && theirs <= ours, theirs < ours
 }
 
 // holdTime returns for how long the line holds back a take of n tokens. That is a refill interval, or the time in which
@@ -214,7 +216,7 @@ func (ls *lines) leaves(flow string, n int64, leave policy.Leave, ofLine bool) p
 	return policy.Leave{Tokens: max(least, min(least+total, limit-n))}
 }
 
-// wake makes all lines ask at once, because the bucket has more tokens.
+// wake makes all lines ask at once, because the bucket has more tokens, or its server is unavailable.
 func (ls *lines) wake() {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -273,8 +275,9 @@ func (l *line) close() {
 }
 
 // remember records the denial in an answer. From it the line computes when the tokens of its waiters are due. If the
-// answer is no denial, remember removes the line's last denial. The lock is held.
-func (l *line) remember(runs []policy.Run, a *answer) {
+// answer is no denial, remember removes the line's last denial. The answer is that of a server or, if server is nil, of
+// a share. The lock is held.
+func (l *line) remember(runs []policy.Run, a *answer, server *node) {
 	if a.err != nil || a.reply.OK || a.info.shadowed() {
 		l.denied = time.Time{}
 		return
@@ -290,6 +293,7 @@ func (l *line) remember(runs []policy.Run, a *answer) {
 	}
 	l.asked++
 	l.denied = time.Now()
+	l.server = server
 	if l.passed.IsZero() {
 		l.passed = l.denied
 	}

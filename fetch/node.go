@@ -43,6 +43,9 @@ func (s *node) open(key string) error {
 	return s.refuses()
 }
 
+// available reports whether calls are made.
+func (s *node) available() bool { return s.lost == nil && s.breaker.Open() == nil }
+
 // refuses returns the error of calls while the breaker is open.
 func (s *node) refuses() error {
 	if why := s.why(); why != ReasonNone {

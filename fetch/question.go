@@ -92,7 +92,7 @@ func (c *Client) degradedLine(l *line, asked []*waiter, err error) {
 		}
 		if a, delivered := c.deliverDegraded(l, w, err); !delivered {
 			a.runs = []lua.RunReply{{Wait: a.reply.Wait}}
-			l.remember([]policy.Run{{N: w.n, Count: 1}}, &a)
+			l.remember([]policy.Run{{N: w.n, Count: 1}}, &a, nil)
 			return
 		}
 	}

@@ -98,7 +98,8 @@ func (c *Client) takeShared(ctx context.Context, key string, run policy.Run, cfg
 
 // remembered denies a take without a call, if the last denial still applies or waiters are ahead of the take. The
 // bucket's tokens are for these waiters, until it is the take's turn to pass them. A bucket in shadow mode is asked
-// each time, since it counts its denials.
+// each time, since it counts its denials. While the server is unavailable, the degraded mode decides in place of the
+// last denial.
 func (t *task) remembered(run policy.Run) (*answer, bool) {
 	c, now := t.c, t.began
 	if t.info.shadowed() {
@@ -109,7 +110,7 @@ func (t *task) remembered(run policy.Run) (*answer, bool) {
 	}
 	flow := t.info.flowOf(t.flow)
 	d, leave := t.denial(), run.Leave.Of(t.info.limit())
-	denied := c.config.denyCache && d.applies(run.N, leave, now)
+	denied := c.config.denyCache && d.applies(run.N, leave, now) && t.node.available()
 	if due, yes := t.bucket.behind(flow, run, !denied); yes {
 		return t.answer(answer{reply: lua.TakeReply{Wait: due}, info: t.info, source: Source{Kind: SourceCached}}), true
 	}

@@ -191,8 +191,7 @@ func (c *Client) askForLine(l *line) {
 	if len(asked) == 0 {
 		return
 	}
-	a, k := c.askLine(l, cfg, runs, allKeys)
-	if unused := c.deliver(l, asked, runs, a, k); unused.N > 0 {
+	if unused := c.deliver(l, asked, runs, c.askLine(l, cfg, runs, allKeys)); unused.N > 0 {
 		c.giveBackLater(l.key, unused)
 	}
 }
@@ -211,9 +210,10 @@ func (l *line) runs() (asked []*waiter, runs []policy.Run) {
 	return asked, runs
 }
 
-// deliver serves the waiters for which an answer has tokens. It returns the call that gives back the tokens of waiters
-// that have left meanwhile. k is the kind of the bucket.
-func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer, k kind) (unused lua.ReturnCall) {
+// deliver serves the waiters for which the answer to a task has tokens. It returns the call that gives back the tokens
+// of waiters that have left meanwhile.
+func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, t *task) (unused lua.ReturnCall) {
+	a := &t.got
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.question.began = time.Time{}
@@ -221,7 +221,7 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 		c.degradedLine(l, asked, a.err)
 		return unused
 	}
-	l.remember(runs, a)
+	l.remember(runs, a, t.node)
 	run, served := 0, int64(0) // served counts waiters of the run
 	left, now := a.reply.Remaining+a.reply.Taken, time.Now()
 	for _, w := range asked {
@@ -229,7 +229,7 @@ func (c *Client) deliver(l *line, asked []*waiter, runs []policy.Run, a *answer,
 			run, served = run+1, 0
 		}
 		one := a.one(run, served, w.n, left)
-		v, over := c.verdict(l, w, &one, k, now)
+		v, over := c.verdict(l, w, &one, t.kind, now)
 		if !over {
 			return unused // the waiters behind it are not served either
 		}
@@ -283,17 +283,17 @@ func (c *Client) verdict(l *line, w *waiter, a *answer, k kind, now time.Time) (
 	return v, true
 }
 
-// askLine makes the takes of a line from the bucket, in their order. It returns the answer and the kind of the bucket.
-// If the bucket denies a take and the Client then refills it, the source of the answer is SourceRescued: the bucket has
-// more tokens by now.
-func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, allKeys bool) (*answer, kind) {
+// askLine makes the takes of a line from the bucket, in their order. It returns the task, which has the answer. If the
+// bucket denies a take and the Client then refills it, the source of the answer is SourceRescued: the bucket has more
+// tokens by now.
+func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, allKeys bool) *task {
 	t := c.begin(budgetOf(context.Background(), cfg), l.key)
 	t.quits = true
 	a := t.put(false, func() error {
 		return t.takes(&ask{flow: l.flow, line: runs, allKeys: allKeys || !t.info.fresh(time.Now())})
 	})
 	if a.err != nil || a.reply.OK {
-		return a, t.kind
+		return t
 	}
 	for i, r := range a.runs {
 		if r.Taken < runs[i].Count {
@@ -303,5 +303,5 @@ func (c *Client) askLine(l *line, cfg *callConfig, runs []policy.Run, allKeys bo
 			break
 		}
 	}
-	return a, t.kind
+	return t
 }
