@@ -313,10 +313,8 @@ func (ns *nodes) ownClusterOptions(o redis.ClusterOptions) *redis.ClusterOptions
 	o.NewClient = func(o *redis.Options) *redis.Client {
 		sockets := &engine.Sockets{}
 		client := newClient(ownOptions(*o, most, sockets))
-		engine.AskOthers(client, seeds, func(addr string) *redis.Client {
-			other := *o
-			other.Addr = addr
-			return newClient(ownOptions(other, 1, &engine.Sockets{}))
+		engine.AskOthers(client, *o, seeds, func(o redis.Options) *redis.Client {
+			return newClient(ownOptions(o, 1, &engine.Sockets{}))
 		})
 		s := &node{addr: o.Addr, sockets: []*engine.Sockets{sockets}}
 		ns.add(s, ns.cluster, most, sockets.Dialing, nil)

@@ -18,15 +18,17 @@ const answeredWithin = 5 * time.Second
 // AskOthers is for the client of one server of a Cluster. go-redis asks one server after the other which slots they
 // have, and which commands. A server that accepts connections but doesn't answer would use up the time of the call. If
 // the server of the client doesn't answer such a question soon, the client asks the servers at addrs as well, and the
-// first answer counts. open returns a new client of a server.
-func AskOthers(client *redis.Client, addrs []string, open func(addr string) *redis.Client) {
-	client.AddHook(&askingHook{addrs: addrs, open: open})
+// first answer counts. o are the options of the client. open returns a new client with these options and another
+// address.
+func AskOthers(client *redis.Client, o redis.Options, addrs []string, open func(redis.Options) *redis.Client) {
+	client.AddHook(&askingHook{options: o, addrs: addrs, open: open})
 }
 
 // askingHook is the redis.Hook of AskOthers.
 type askingHook struct {
-	addrs []string
-	open  func(addr string) *redis.Client
+	options redis.Options
+	addrs   []string
+	open    func(redis.Options) *redis.Client
 }
 
 // asking is the key of a value in the contexts of an askingHook. It keeps the clients of open from asking others.
@@ -105,7 +107,9 @@ func firstAnswer[T any, A answer[T]](ctx context.Context, h *askingHook, cmd A, 
 // other returns a function that asks the server at an address.
 func (h *askingHook) other(addr string) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		client := h.open(addr)
+		o := h.options
+		o.Addr = addr
+		client := h.open(o)
 		defer client.Close()
 		return client.Process(ctx, cmd)
 	}

@@ -70,11 +70,11 @@ func TestOthersAreAskedWhenAServerOfAClusterIsSilent(t *testing.T) {
 					addrs = append(addrs, addr)
 				}
 				opens := make(chan struct{}, 2*len(addrs))
-				AskOthers(client, addrs, func(addr string) *redis.Client {
+				AskOthers(client, redis.Options{}, addrs, func(o redis.Options) *redis.Client {
 					opens <- struct{}{}
 					other := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
-					AskOthers(other, addrs, nil) // as the client of a node asks others, too
-					other.AddHook(tc.others[addr])
+					AskOthers(other, o, addrs, nil) // as the client of a node asks others, too
+					other.AddHook(tc.others[o.Addr])
 					return other
 				})
 				client.AddHook(tc.server)
@@ -117,11 +117,11 @@ func TestAQuestionHasADeadline(t *testing.T) {
 			ended <- time.Since(began)
 			return ErrSilent
 		})
-		open := func(string) *redis.Client { return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) }
-		client := open("")
+		open := func() *redis.Client { return redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}) }
+		client := open()
 		defer client.Close()
-		AskOthers(client, []string{"a"}, func(addr string) *redis.Client {
-			other := open(addr)
+		AskOthers(client, redis.Options{}, []string{"a"}, func(redis.Options) *redis.Client {
+			other := open()
 			other.AddHook(hangs)
 			return other
 		})
@@ -136,7 +136,7 @@ func TestAQuestionHasADeadline(t *testing.T) {
 func TestOtherCommandsAreForTheirServerAlone(t *testing.T) {
 	client := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer client.Close()
-	AskOthers(client, []string{"a"}, nil)
+	AskOthers(client, redis.Options{}, []string{"a"}, nil)
 	client.AddHook(instead(func(context.Context, redis.Cmder) error {
 		time.Sleep(2 * othersAfter)
 		return nil

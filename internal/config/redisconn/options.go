@@ -145,11 +145,7 @@ func Open(o Options) (redis.UniversalClient, error) {
 		c.ClusterStateReloadInterval = topologyAge
 		c.NewClient = func(o *redis.Options) *redis.Client {
 			client := redis.NewClient(o)
-			engine.AskOthers(client, c.Addrs, func(addr string) *redis.Client {
-				other := *o
-				other.Addr = addr
-				return redis.NewClient(&other)
-			})
+			engine.AskOthers(client, *o, c.Addrs, func(o redis.Options) *redis.Client { return redis.NewClient(&o) })
 			return client
 		}
 		return redis.NewClusterClient(c), nil
