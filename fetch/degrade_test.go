@@ -37,6 +37,22 @@ func consumersOf(s *share) int64 {
 	return s.live
 }
 
+// shareOf returns a Client that has taken tokens from the bucket b in degraded mode local, which begins full. Then the
+// connection to the bucket's server is cut. left returns the number of tokens in the Client's share.
+func shareOf(t *testing.T, capacity, taken int64) (f *faulty, c *Client, left func() int64) {
+	t.Helper()
+	f = newFaulty(t, nil)
+	p := hourly(capacity)
+	p.Degraded = policy.DegradedLocal
+	createBucket(t, f.direct, "b", p)
+	c = newClient(t, f.rdb, slow())
+	f.warm(t, c)
+	require.NoError(t, errOf(c.Take(t.Context(), "b", taken)))
+	s := countsConsumers(t, c, "b", 1)
+	f.proxy.Cut()
+	return f, c, func() int64 { return tokensIn(s, c.consumers.now()) }
+}
+
 // unused changes the share as if for a long time no take had asked its bucket for the policy.
 func unused(c *Client, s *share) {
 	s.mu.Lock()

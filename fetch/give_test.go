@@ -50,16 +50,7 @@ func TestUndoOfADegradedTakeGivesNothingToTheBucket(t *testing.T) {
 // Tokens that a share gave go back to the share, once. They don't go back after the bucket has answered again, since
 // the share then has its part of what the bucket has.
 func TestUndoGivesTheTokensOfAShareBackToIt(t *testing.T) {
-	f := newFaulty(t, nil)
-	p := hourly(80)
-	p.Degraded = policy.DegradedLocal
-	createBucket(t, f.direct, "b", p)
-	c := newClient(t, f.rdb, slow())
-	f.warm(t, c)
-	require.NoError(t, errOf(c.Take(t.Context(), "b", 50)))
-	s := countsConsumers(t, c, "b", 1)
-	f.proxy.Cut()
-	left := func() int64 { return tokensIn(s, c.consumers.now()) }
+	f, c, left := shareOf(t, 80, 50)
 	r, err := c.Take(t.Context(), "b", 10)
 	require.NoError(t, err)
 	require.EqualValues(t, 20, left())

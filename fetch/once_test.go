@@ -276,16 +276,7 @@ func TestARepeatedRequestReturnsNoEra(t *testing.T) {
 // Only the bucket remembers ids of requests and reservations. During an outage, the share is charged for each
 // repetition, and after the outage the bucket is charged, too.
 func TestARepetitionDuringAnOutageIsChargedAgain(t *testing.T) {
-	f := newFaulty(t, nil)
-	p := hourly(100)
-	p.Degraded = policy.DegradedLocal
-	createBucket(t, f.direct, "b", p)
-	c := newClient(t, f.rdb, slow())
-	f.warm(t, c)
-	require.NoError(t, errOf(c.Take(t.Context(), "b", 10)))
-	s := countsConsumers(t, c, "b", 1)
-	f.proxy.Cut()
-	left := func() int64 { return tokensIn(s, c.consumers.now()) }
+	f, c, left := shareOf(t, 100, 10)
 	take := func() Result {
 		r, err := c.Take(t.Context(), "b", 30, WithRequestID("order-7"))
 		require.NoError(t, err)

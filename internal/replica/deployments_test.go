@@ -1,7 +1,6 @@
 package replica_test
 
 import (
-	"context"
 	"fmt"
 	"strings"
 	"sync"
@@ -50,9 +49,7 @@ func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 	var log syncedText
 	logged := replica.Options{Logger: hclog.New(&hclog.LoggerOptions{Output: &log})}
 	running(t, file(7, "a", "a:"), logged)
-	c, err := fetch.New(server.Client(), fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, server.Client(), fetch.WithRescue(false))
 	taken := func(key string) func() bool {
 		return func() bool {
 			r, err := c.Take(ctx, key, 1)
@@ -63,7 +60,7 @@ func TestOfTwoDeploymentsOnOneRedisOnePublishesItsTemplates(t *testing.T) {
 
 	running(t, file(8, "b", "b:"), replica.Options{})
 	eventually(t, "the later version's templates are published", taken("b:1"))
-	_, err = c.Take(ctx, "a:new", 1)
+	_, err := c.Take(ctx, "a:new", 1)
 	require.ErrorIs(t, err, fetch.ErrUnknownBucket)
 	const later = "this replica's config is old, or another deployment uses this Redis database"
 	eventually(t, "the first deployment logs that its version is older", func() bool { return log.count(later) > 0 })

@@ -206,9 +206,7 @@ func TestThePlanOfAPoolIsOfTheLaterFile(t *testing.T) {
 	}
 	running(t, file(7, "10%"), replica.Options{Identity: "old"})
 	later := running(t, file(7, "10%"), replica.Options{Identity: "later"})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb)
 	floor := func() string { // in the plan in force
 		for _, flow := range []string{"loud", "quiet"} {
 			_, _ = c.Take(ctx, "payments", 1, fetch.WithFlow(flow)) // there is no bucket at first

@@ -14,6 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/stretchr/testify/require"
 
+	"github.com/tokenrefill/refiller/fetch"
 	"github.com/tokenrefill/refiller/internal/config"
 	"github.com/tokenrefill/refiller/internal/operate/admin"
 	"github.com/tokenrefill/refiller/internal/replica"
@@ -30,6 +31,25 @@ func parse(t *testing.T, url string, version int64, buckets string) config.Confi
 		version, buckets)})
 	require.NoError(t, err)
 	return cfg
+}
+
+// elected returns a configuration in elected mode. more is the rest of the file.
+func elected(t *testing.T, server *testenv.RedisServer, etcd *testenv.EtcdCluster, version int64,
+	more string) config.Config {
+	t.Helper()
+	cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
+		"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\n%s", server.URL(), version, etcd.Endpoints()[0], more)})
+	require.NoError(t, err)
+	return cfg
+}
+
+// consumer returns a Client with a long timeout. It is closed when the test ends.
+func consumer(t *testing.T, rdb redis.UniversalClient, opts ...fetch.Option) *fetch.Client {
+	t.Helper()
+	c, err := fetch.New(rdb, append(opts, fetch.WithTimeout(20*time.Second))...)
+	require.NoError(t, err)
+	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(t.Context()))) })
+	return c
 }
 
 // running runs a replica until the test ends.

@@ -1,7 +1,6 @@
 package replica_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -101,9 +100,7 @@ func TestConsumersTakeFromTheBucketsThatReplicasRefill(t *testing.T) {
 	}
 	first := running(t, with(7, 100), replica.Options{})
 	second := running(t, with(7, 100), replica.Options{})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb, fetch.WithRescue(false))
 	eventually(t, "the template is published", func() bool {
 		_, err := c.Peek(ctx, "user:1")
 		return err == nil
@@ -149,9 +146,7 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	rdb := server.Client()
 	running(t, parse(t, server.URL(), 7, oneBucket+
 		`templates: [{prefix: "user:", capacity: 100, rate: 20/s, interval: 50ms}]`+"\n"), replica.Options{})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb, fetch.WithRescue(false))
 	eventually(t, "the template is published", func() bool {
 		_, err := c.Take(ctx, "user:1", 1)
 		return err == nil
@@ -159,7 +154,7 @@ func TestABucketThatWasLoweredIsRefilledThoughConsumersDoNotKnow(t *testing.T) {
 	set := lua.ActiveKey("user:", lua.ActiveShard("user:1"))
 	eventually(t, "the bucket is full and has left the active set", func() bool { return rdb.Exists(ctx, set).Val() == 0 })
 
-	_, err = override.New(rdb).Set(ctx, "user:1", policy.Override{Capacity: 5})
+	_, err := override.New(rdb).Set(ctx, "user:1", policy.Override{Capacity: 5})
 	require.NoError(t, err)
 	index := peek(t, rdb, "user:1").Version.Index
 	eventually(t, "refills find the bucket full", func() bool { return peek(t, rdb, "user:1").Version.Index > index+5 })
@@ -240,16 +235,14 @@ func TestPublishedTemplatesStayInForceForAFileWithoutTheField(t *testing.T) {
 	ctx, server := t.Context(), testenv.Redis(t)
 	rdb := server.Client()
 	_, stop := stoppable(t, parse(t, server.URL(), 7, refilledUsers), replica.Options{})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb, fetch.WithRescue(false))
 	eventually(t, "the template is published", func() bool {
 		r, err := c.Take(ctx, "user:1", 1)
 		return err == nil && r.OK
 	})
 	stop()
 	r := running(t, parse(t, server.URL(), 8, oneBucket), replica.Options{})
-	_, err = c.TakeUpTo(ctx, "user:1", 100)
+	_, err := c.TakeUpTo(ctx, "user:1", 100)
 	require.NoError(t, err)
 	index := peek(t, rdb, "user:1").Version.Index
 	eventually(t, "the bucket is refilled", func() bool { return peek(t, rdb, "user:1").Version.Index > index+2 })
@@ -272,18 +265,12 @@ func TestALeaderThatStartsWithoutTheFieldRefillsThePublishedTemplates(t *testing
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
 	ctx, rdb := t.Context(), server.Client()
 	file := func(version int64, more string) config.Config {
-		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
-			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\nbuckets:\n%s", server.URL(), version, etcd.Endpoints()[0],
-			more)})
-		require.NoError(t, err)
-		return cfg
+		return elected(t, server, etcd, version, "buckets:\n"+more)
 	}
 	leader := running(t, file(8, oneBucket), replica.Options{Identity: "leader"})
 	eventually(t, "it leads", func() bool { return leader.Status(ctx, admin.Query{}).Leading })
 	standby := running(t, file(7, refilledUsers), replica.Options{Identity: "standby"})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb, fetch.WithRescue(false))
 	eventually(t, "the template is published", func() bool {
 		r, err := c.Take(ctx, "user:1", 1)
 		return err == nil && r.OK
@@ -320,9 +307,7 @@ func TestABucketOfAFileWithoutTheFieldIsNoneOfAPublishedTemplate(t *testing.T) {
 	eventually(t, "the set names the bucket", func() bool { return published().Version() == 2 })
 	require.Nil(t, published().Of("user:1"))
 	require.NotNil(t, published().Of("user:2"))
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb)
 	eventually(t, "the bucket is there", func() bool {
 		r, err := c.Take(ctx, "user:1", 1)
 		return err == nil && r.OK
@@ -374,13 +359,7 @@ func TestAnOverrideStaysInForceWhenItsKeyIsConfigured(t *testing.T) {
 			ctx, server := t.Context(), testenv.Redis(t)
 			rdb := server.Client()
 			r := running(t, parse(t, server.URL(), 1, oneBucket+template), replica.Options{})
-			client := func() *fetch.Client {
-				c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second))
-				require.NoError(t, err)
-				t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
-				return c
-			}
-			c := client()
+			c := consumer(t, rdb)
 			eventually(t, "the template is published", func() bool {
 				r, err := c.Take(ctx, "user:used", 1)
 				return err == nil && r.OK
@@ -392,7 +371,7 @@ func TestAnOverrideStaysInForceWhenItsKeyIsConfigured(t *testing.T) {
 			require.NoError(t, r.Reload(parse(t, server.URL(), 2, oneBucket+
 				"  - {key: \"user:used\", capacity: 1000, rate: 1000/s}\n"+
 				"  - {key: \"user:unused\", capacity: 1000, rate: 1000/s}\n"+template), "test"))
-			c = client()
+			c = consumer(t, rdb)
 			for _, key := range []string{"user:used", "user:unused"} {
 				eventually(t, "the bucket is refilled under the override", func() bool {
 					p, err := lua.Peek(ctx, rdb, key, 1)
@@ -409,7 +388,7 @@ func TestAnOverrideStaysInForceWhenItsKeyIsConfigured(t *testing.T) {
 			require.NoError(t, r.Reload(parse(t, server.URL(), 3, oneBucket+template), "test"))
 			for _, key := range []string{"user:used", "user:unused"} {
 				eventually(t, "the template's bucket has the override", func() bool {
-					got, err := client().TakeUpTo(ctx, key, 1000)
+					got, err := consumer(t, rdb).TakeUpTo(ctx, key, 1000)
 					require.NoError(t, err)
 					require.LessOrEqual(t, got.Taken, int64(10), key)
 					return got.Limit == 10 && got.Taken > 0

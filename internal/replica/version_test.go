@@ -1,7 +1,6 @@
 package replica_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -22,12 +21,7 @@ func TestAStandbysLaterFileIsInForceWithinASecond(t *testing.T) {
 	t.Parallel()
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
 	ctx, rdb := t.Context(), server.Client()
-	file := func(version int64, more string) config.Config {
-		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
-			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\n%s", server.URL(), version, etcd.Endpoints()[0], more)})
-		require.NoError(t, err)
-		return cfg
-	}
+	file := func(version int64, more string) config.Config { return elected(t, server, etcd, version, more) }
 	leader := running(t, file(7, `buckets: [{key: a, capacity: 10000, rate: 5000/s}]
 templates: [{prefix: "user:", capacity: 10000, rate: 5000/s, interval: 100ms}]
 `), replica.Options{Identity: "leader"})
@@ -35,9 +29,7 @@ templates: [{prefix: "user:", capacity: 10000, rate: 5000/s, interval: 100ms}]
 		s := leader.Status(ctx, admin.Query{})
 		return s.Leader != nil && s.Leader.Identity == "leader"
 	})
-	c, err := fetch.New(rdb, fetch.WithTimeout(20*time.Second), fetch.WithRescue(false))
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, c.Close(context.WithoutCancel(ctx))) })
+	c := consumer(t, rdb, fetch.WithRescue(false))
 	eventually(t, "the leader's buckets and templates exist", func() bool {
 		_, bucketErr := c.Take(ctx, "a", 1)
 		_, userErr := c.Take(ctx, "user:1", 1)
@@ -88,10 +80,7 @@ func TestTwoDeploymentsWithOneElectionRefillTheirBuckets(t *testing.T) {
 	etcd, server := testenv.Etcd(t, 1), testenv.Redis(t)
 	ctx, rdb := t.Context(), server.Client()
 	start := func(identity string, version int64, key string) *replica.Replica {
-		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "redis: {url: %q}\nlisten: 127.0.0.1:0\nversion: %d\n"+
-			"election: {mode: etcd, ttl: 2s, endpoints: [%s]}\nbuckets: [{key: %s, capacity: 10000, rate: 100/s}]\n",
-			server.URL(), version, etcd.Endpoints()[0], key)})
-		require.NoError(t, err)
+		cfg := elected(t, server, etcd, version, fmt.Sprintf("buckets: [{key: %s, capacity: 10000, rate: 100/s}]\n", key))
 		return running(t, cfg, replica.Options{Identity: identity})
 	}
 	first := start("first", 7, "a")
@@ -118,12 +107,8 @@ func TestAPoolThatTheLeaderDoesNotHaveIsRefilled(t *testing.T) {
 		for _, n := range names {
 			pools += fmt.Sprintf("  - {name: %s, rate: 1000/s, capacity: 3000, regions: {eu: {}}}\n", n)
 		}
-		cfg, err := config.Load(config.Source{Data: fmt.Appendf(nil, "region: eu\nredis: {url: %q}\nlisten: 127.0.0.1:0\n"+
-			"version: 7\npools_version: %d\nelection: {mode: etcd, ttl: 2s, endpoints: [%s]}\n"+
-			"buckets: [{key: own, capacity: 1000, rate: 100/s}]\npools:\n%s",
-			server.URL(), poolsVersion, etcd.Endpoints()[0], pools)})
-		require.NoError(t, err)
-		return cfg
+		return elected(t, server, etcd, 7, fmt.Sprintf("region: eu\npools_version: %d\n"+
+			"buckets: [{key: own, capacity: 1000, rate: 100/s}]\npools:\n%s", poolsVersion, pools))
 	}
 	leader := running(t, file(7, "payments"), replica.Options{Identity: "leader"})
 	eventually(t, "the leader leads", func() bool { return leader.Status(ctx, admin.Query{}).Leading })
